@@ -1,0 +1,21 @@
+"""Machines for tests: ``lab`` has the five of the seed, ``make_lab`` any. Skipped, saying why, where none can be had."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from .lab import Lab, why_not
+
+
+@pytest.fixture
+def make_lab() -> Iterator[Callable[..., Lab]]:
+    if why_not():
+        pytest.skip(why_not())
+    with ExitStack() as stack:
+        yield lambda *machines: stack.enter_context(Lab(machines) if machines else Lab())
+
+
+@pytest.fixture
+def lab(make_lab: Callable[..., Lab]) -> Lab:
+    return make_lab()
