@@ -1,0 +1,102 @@
+"""Options that several verbs share. Flags of [run] come from its fields: type, help and default stand there alone."""
+
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from muster.cluster import Cluster, Run, Source, check_run, convert, from_raw, load, takes
+from muster.errors import Refused
+
+Decorated = Callable[..., Any]
+HINTS = typing.get_type_hints(Run, include_extras=True)
+SHORT = {"kind", "engine", "mode", "ps", "workers"}
+
+
+def _is_flag(hint: Any) -> bool:
+    return typing.get_args(hint)[0] is bool
+
+
+def run_options(command: Decorated) -> Decorated:
+    """A flag for each setting of [run]."""
+    for name in reversed(Run.__struct_fields__):
+        hint = HINTS[name]
+        said = next(m.description for m in hint.__metadata__ if m.description)
+        flag = f"--{name.replace('_', '-')}"
+        if _is_flag(hint):
+            command = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=said)(command)
+        else:
+            words = takes(hint).replace("one of: ", "").replace(", ", "|") if "one of" in takes(hint) else "VALUE"
+            command = click.option(flag, name, metavar=words, help=said)(command)
+    return command
+
+
+def cluster_option(command: Decorated) -> Decorated:
+    return click.option("-c", "--cluster", "file", type=click.Path(path_type=Path), help="the cluster file (default: ./cluster.toml where it exists, else this machine)")(command)
+
+
+def find_cluster(file: Path | None, flags: dict[str, Any]) -> tuple[Cluster, str]:
+    """The cluster to use and a sentence that says which. Flags win over the file. Raises Refused."""
+    if file is None and Path("cluster.toml").exists():
+        file, said = Path("cluster.toml"), "cluster: ./cluster.toml"
+    else:
+        said = f"cluster: {file}" if file else "cluster: this machine (no cluster.toml here; muster init writes one)"
+    cluster = load_any(file) if file else Cluster()
+    given = {name: _typed(name, text) for name, text in flags.items() if text is not None}
+    if not given:
+        return cluster, said
+    source = Source("command line")
+    for name in ("ps", "workers", "chief"):
+        if name in given and not file and isinstance(given[name], str):
+            raise Refused(f"--{name} takes a number here", at="command line", because=f"{given[name]!r}")
+    asked = convert(given, Run, "", FlagSource())
+    run = msgspec.structs.replace(cluster.run, **{name: getattr(asked, name) for name in given})
+    if run.tf1:
+        run = msgspec.structs.replace(run, engine=given.get("engine", "tensorflow"), role_flags=True)
+    warnings = check_run(run, FlagSource())
+    known = [*cluster.warnings, *(w for w in warnings if w not in cluster.warnings and not w.startswith(source.path))]
+    return msgspec.structs.replace(cluster, run=run, warnings=tuple(known)), said
+
+
+class FlagSource(Source):
+    def __init__(self) -> None:
+        super().__init__("command line")
+
+    def at(self, where: str) -> str:
+        name = where.removeprefix("run.").split("[")[0]
+        return f"command line: --{name.replace('_', '-')}"
+
+
+def load_any(file: Path) -> Cluster:
+    """A TOML cluster file, or a TF_CONFIG or ClusterSpec in JSON."""
+    if file.suffix == ".json":
+        from muster.sources import from_tf_config
+
+        try:
+            text = file.read_bytes().decode("utf-8", "surrogateescape")
+        except OSError as error:
+            raise Refused("the cluster file cannot be read", at=str(file), because=str(error)) from None
+        return from_raw(from_tf_config(text, str(file)).raw, Source(str(file)))
+    return load(file)
+
+
+def _typed(name: str, text: Any) -> Any:
+    """What was typed, as the number, truth or list that the setting may take; else the text, for the check to refuse."""
+    if not isinstance(text, str):
+        return text
+    if name in ("ps", "workers", "chief") and ":" in text:
+        return [part.strip() for part in text.split(",")]
+    words = {"true": True, "false": False, "yes": True, "no": False}
+    if name == "chief" and text.lower() in words:
+        return words[text.lower()]
+    hint = takes(HINTS[name])
+    for kind in (int, float):
+        if "number" in hint:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text

@@ -1,0 +1,52 @@
+"""muster plan"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.cli.options import cluster_option, find_cluster, run_options
+
+
+@click.command("plan", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@cluster_option
+@click.option("--json", "as_json", is_flag=True, help="everything, as one JSON object")
+@click.option("--env", "task", metavar="TASK", default="", help="the environment and command of one task, for a shell")
+@run_options
+@click.argument("words", metavar="[SCRIPT [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
+def command(file: Path | None, as_json: bool, task: str, words: tuple[str, ...], **flags: Any) -> int:
+    """Show who runs where: task, host, port, GPUs, environment, and why. Starts nothing."""
+    import shlex
+
+    from muster.plan import Script, check_task_name
+    from muster.run import find_script, plan_here
+
+    if words and words[0].startswith("-"):
+        from muster.cli.run import _no_such_flag
+
+        _no_such_flag(words[0])
+    cluster, said = find_cluster(file, flags)
+    script = find_script(words) if words else Script("script.py")
+    plan, _ = plan_here(cluster, script)
+    if task:
+        found = check_task_name(task, plan)
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.env.items()))
+        print(f"cd {shlex.quote(found.cwd)}\n{shlex.join(found.argv)}")
+        return 0
+    if as_json:
+        import msgspec
+
+        print(json.dumps(msgspec.to_builtins(plan), indent=1))
+        return 0
+    print(said)
+    rows = [("task", "host", "address", "GPUs", "why")]
+    rows += [(t.id + (" (chief)" if t.id == plan.chief else ""), t.host, t.where, ",".join(map(str, t.gpus)) or "-", t.why) for t in plan.tasks.values()]
+    widths = [max(len(row[n]) for row in rows) for n in range(5)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    first = next(iter(plan.tasks.values()))
+    print(f"command: {shlex.join(first.argv)}   (of {first.id}; in {first.cwd})")
+    for note in plan.notes:
+        print(f"note: {note}")
+    return 0

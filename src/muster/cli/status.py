@@ -1,0 +1,44 @@
+"""muster status"""
+
+import json
+import time
+
+import click
+
+
+@click.command("status")
+@click.argument("run", default="")
+@click.option("--json", "as_json", is_flag=True, help="the same as one JSON object")
+def command(run: str, as_json: bool) -> int:
+    """How RUN (the newest, or a named one) stands: works from any terminal, and after everything died."""
+    from muster.journal import find
+    from muster.summary import summarise
+    from muster.waits import waits
+    from muster.watch.terminal import current, end_table, phases
+
+    folder = find(run)
+    plan = folder.plan()
+    state = folder.state(plan)
+    alive = folder.launcher() != 0
+    now = max(state.now, time.time() - state.wall) if alive else state.now
+    summary = summarise(state, plan, now, str(folder.path))
+    waiting = waits(state, now, plan) if alive else []
+    word = "running" if alive else "ended" if state.ended else "its launcher died"
+    if as_json:
+        told = summary.as_json() | {"state": word, "waits": [w.text(now) for w in waiting]}
+        print(json.dumps(told))
+        return 0
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"run {folder.id}: {word}, {phases(state)}", soft_wrap=True)
+    if state.low >= 0:
+        console.print(f"step {current(state):,}" + (f" of {state.total:,}" if state.total else ""))
+    for wait in waiting:
+        console.print(wait.text(now), style="yellow", soft_wrap=True)
+    table = end_table(summary, plan)
+    table.title = None if alive or not state.ended else table.title
+    console.print(table)
+    if state.ended and not summary.ok:
+        console.print(summary.cause + (f"\n  because   {summary.because}" if summary.because else ""), markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,264 @@
+"""What happened (events) and what to do about it (actions).
+
+An event is one JSON line, and it is the same line everywhere: a task reports it, the journal stores it, the page
+streams it, recovery replays it. This module travels to every machine, so it needs the standard library only (3.10+).
+
+An event of a task (``TaskEvent``) always names the attempt of the task that it speaks of, since a line can arrive
+after the attempt that sent it is over: state drops those instead of mistaking them for news.
+"""
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Union
+
+
+@dataclass(frozen=True)
+class Event:
+    """``at`` is in seconds since the run began, by the clock of the launcher."""
+
+    at: float
+    kinds: ClassVar[dict[str, type["Event"]]] = {}
+    names: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        Event.kinds[cls.__name__] = cls
+
+    def line(self) -> str:
+        return json.dumps({"kind": type(self).__name__, **self.__dict__}, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class TaskEvent(Event):
+    task: str
+    attempt: int
+
+
+# --- about the run
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """``wall`` is the time of day (seconds since 1970) at ``at``: the only place where a wall clock is written."""
+
+    run: str
+    wall: float
+    pid: int  # of the launcher
+    born: float  # start time of that process in clock ticks since boot, so that a reused pid is not mistaken for it
+
+
+@dataclass(frozen=True)
+class StopAsked(Event):
+    """The user wants the run to end. ``how`` is ctrl-c, sigterm or stop; ``now`` skips the grace time."""
+
+    how: str
+    now: bool = False
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """Something that a person should read, which changes nothing by itself."""
+
+    text: str
+    task: str = ""
+
+
+@dataclass(frozen=True)
+class Waiting(Event):
+    """Everybody waits, and this says for whom: ``who`` waits for ``whom`` since ``since``, most likely because ``why``."""
+
+    who: str
+    whom: str
+    where: str  # host and port of whom
+    since: float
+    why: str
+
+
+@dataclass(frozen=True)
+class HostUp(Event):
+    host: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HostLost(Event):
+    host: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    ok: bool
+    cause: str = ""
+
+
+# --- about a task: intents of the supervisor (journalled before the act)
+
+
+@dataclass(frozen=True)
+class Started(TaskEvent):
+    """Written before the process exists, so that a crash in between is seen on replay."""
+
+
+@dataclass(frozen=True)
+class Released(TaskEvent):
+    """The start barrier is open for this task."""
+
+
+@dataclass(frozen=True)
+class Stopping(TaskEvent):
+    """We asked it to go. Its exit, whatever the code, is our doing."""
+
+    why: str = ""
+
+
+# --- about a task: facts from its agent
+
+
+@dataclass(frozen=True)
+class Spawned(TaskEvent):
+    pid: int
+
+
+@dataclass(frozen=True)
+class Listening(TaskEvent):
+    port: int
+
+
+@dataclass(frozen=True)
+class PortTaken(TaskEvent):
+    """Another process holds the port of this task."""
+
+    port: int
+    pid: int  # 0: not ours to see
+    holder: str  # its command, user, and run if it is one of ours
+
+
+@dataclass(frozen=True)
+class Frozen(TaskEvent):
+    """The process is stopped (state T): it lives and does nothing."""
+
+
+@dataclass(frozen=True)
+class Thawed(TaskEvent):
+    pass
+
+
+@dataclass(frozen=True)
+class Exited(TaskEvent):
+    """``code`` is the exit code, or minus the signal. ``error`` is the last line of a Python traceback, ``trace`` all of it.
+
+    ``swept`` counts processes that the task had left behind and that were ended with it.
+    """
+
+    code: int
+    error: str = ""
+    trace: str = ""
+    tail: str = ""
+    swept: int = 0
+    oom: bool = False
+
+
+# --- about a task: what it reports itself
+
+
+@dataclass(frozen=True)
+class Ready(TaskEvent):
+    """It has a session (or its parameters) and waits for the others at the start barrier."""
+
+
+@dataclass(frozen=True)
+class Total(TaskEvent):
+    """The step at which the run will be over."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class Step(TaskEvent):
+    """``step`` is the global step, ``local`` the steps this task has done in this attempt. Sent a few times a second."""
+
+    step: int
+    local: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Metrics(TaskEvent):
+    """Results worth keeping, such as accuracy. The chief's go into the end table."""
+
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Said(TaskEvent):
+    """A notice from our task-side code, shown once on the screen."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Mismatch(TaskEvent):
+    """The script made itself another task than the one it is. Ends the run, naming both."""
+
+    claims: str
+
+
+@dataclass(frozen=True)
+class Joined(TaskEvent):
+    """The script called ``muster.fit`` or ``muster.connect``: it takes part in the run."""
+
+
+@dataclass(frozen=True)
+class Finished(TaskEvent):
+    """Training is over though the script goes on (exporting, evaluating): the ps may go."""
+
+
+REPORTS: tuple[type[TaskEvent], ...] = (Ready, Total, Step, Metrics, Said, Mismatch, Joined, Finished)
+
+
+def parse(line: str | bytes) -> Event:
+    """The event that ``line`` says. Raises ValueError for anything else."""
+    told = json.loads(line)
+    if not isinstance(told, dict):
+        raise ValueError(f"not an event: {line!r}")
+    kind = Event.kinds.get(told.pop("kind", ""))
+    if kind is None:
+        raise ValueError(f"not an event: {line!r}")
+    try:
+        return kind(**told)
+    except TypeError as error:
+        raise ValueError(f"not an event: {line!r} ({error})") from None
+
+
+def report_fields(kind: type[TaskEvent]) -> tuple[str, ...]:
+    """The fields that a task itself fills in; the agent adds time, task and attempt."""
+    return tuple(f.name for f in fields(kind) if f.name not in ("at", "task", "attempt"))
+
+
+# --- what to do
+
+
+@dataclass(frozen=True)
+class Start:
+    task: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Release:
+    task: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    task: str
+    why: str
+    grace: float  # seconds between TERM and KILL
+
+
+@dataclass(frozen=True)
+class Finish:
+    ok: bool
+
+
+Action = Union[Start, Release, Stop, Finish]

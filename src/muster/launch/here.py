@@ -1,0 +1,56 @@
+"""What planning needs to know of this machine: GPUs, ports in use, proxy variables, what its own name leads to."""
+
+import os
+import socket
+from pathlib import Path
+
+from muster.plan import PROXIES, Facts
+
+
+def facts_here(busy: frozenset[int] = frozenset()) -> Facts:
+    """``busy``: ports to leave alone besides those that something listens on."""
+    return Facts(
+        gpus=gpus_here(), busy=busy | _listening(), proxies={n: os.environ[n] for n in PROXIES if os.environ.get(n)},
+        no_proxy=os.environ.get("no_proxy", ""), own_name=own_name(),
+    )
+
+
+def gpus_here() -> tuple[int, ...]:
+    """Indices of this machine's GPUs by NVML, narrowed to CUDA_VISIBLE_DEVICES where that lists indices."""
+    if not any(Path("/proc/driver/nvidia").glob("version")) and "FAKE_NVML" not in os.environ:
+        return ()  # no driver: loading its library could only fail
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        found = tuple(range(pynvml.nvmlDeviceGetCount()))
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return ()
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        return found
+    chosen = [int(part) for part in allowed.split(",") if part.strip().isdigit()]
+    return tuple(gpu for gpu in chosen if gpu in found)
+
+
+def _listening() -> frozenset[int]:
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        found |= {int(row.split()[1].rpartition(":")[2], 16) for row in rows if row.split()[3] == "0A"}
+    return frozenset(found)
+
+
+def own_name() -> str:
+    """A sentence if this machine's own name leads to a loopback address (as Debian writes it), else nothing."""
+    name = socket.gethostname()
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)}
+    except OSError:
+        return ""
+    loop = sorted(a for a in found if a.startswith("127."))
+    return f"{name} is {loop[0]} in its own hosts file, so it announces an address that nobody else can reach" if loop else ""

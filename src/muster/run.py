@@ -1,0 +1,186 @@
+"""One run from request to summary: check, place, reserve ports, start, supervise, show, leave nothing behind."""
+
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from muster.cluster import Cluster
+from muster.errors import Refused
+from muster.events import Event, PortTaken, RunStarted, StopAsked
+from muster.journal import Journal, Logs, RunFolder, born, create, planning_lock, ports_in_use
+from muster.launch import local
+from muster.launch.bundle import bundle
+from muster.launch.here import facts_here
+from muster.launch.pipe import AgentLauncher, Doorbell
+from muster.launch.sweep import sweep_run
+from muster.plan import Facts, Plan, Script, make_plan
+from muster.state import State
+from muster.summary import Summary, summarise
+from muster.supervise import Watcher, supervise
+
+OURS = ("TF_CONFIG", "MUSTER_TASK", "MUSTER_CLUSTER", "MUSTER_ATTEMPT", "MUSTER_RUN", "MUSTER_FD")  # never inherited
+PORT_TRIES = 3
+
+Watchers = Callable[[Plan, RunFolder], Sequence[Watcher]]
+
+
+def find_script(words: Sequence[str]) -> Script:
+    """The script to run. Raises Refused where it is missing, no file, or not valid Python."""
+    path = Path(words[0])
+    if not path.exists():
+        folder = path.parent if path.parent.is_dir() else Path()
+        near = [p.name for p in folder.glob("*.py")][:8]
+        raise Refused(f"there is no script {str(path)!r}", at=str(Path.cwd()),
+                      try_=f"{folder}/ has {', '.join(near)}" if near else "name a Python file")
+    if not path.is_file():
+        raise Refused(f"{str(path)!r} is no file", at=str(Path.cwd()))
+    if path.suffix == ".py":
+        check_syntax(path)
+    elif not os.access(path, os.X_OK):
+        raise Refused(f"{str(path)!r} is neither a .py file nor executable", at=str(Path.cwd()), try_=f"chmod +x {path}")
+    return Script(str(path.absolute()), tuple(words[1:]))
+
+
+def check_syntax(path: Path) -> None:
+    """Raises Refused, with the line, before anything starts: five tasks would print the same error five times."""
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise Refused(f"{path.name} is not valid Python", at=f"{path}, line {line}" if line else str(path),
+                      because=getattr(error, "msg", None) or str(error)) from None
+    except OSError as error:
+        raise Refused(f"{path.name} cannot be read", at=str(path), because=str(error)) from None
+
+
+def plan_here(cluster: Cluster, script: Script, busy: frozenset[int] = frozenset()) -> tuple[Plan, dict[str, Facts]]:
+    """The plan of ``script`` on this machine as it is now."""
+    here = facts_here(busy)
+    names = [host.name for host in cluster.hosts] or ["here"]
+    facts = dict.fromkeys(names, here)
+    return make_plan(cluster, script, os.getcwd(), facts), facts
+
+
+def check_here(plan: Plan) -> None:
+    """What can be known before anything starts, on this machine. Raises Refused."""
+    for python in dict.fromkeys(task.python for task in plan.tasks.values()):
+        if shutil.which(python) is None:
+            raise Refused(f"there is no interpreter {python!r}", at=plan.source or "this machine", try_="python = \"/path/to/python\" in [[hosts]]")
+    for task in plan.tasks.values():
+        if not Path(task.cwd).is_dir():
+            raise Refused(f"the folder of {task.id} does not exist", at=f"{task.host}: {task.cwd}", try_="cwd = \"...\" in [[hosts]]")
+    for name in {task.address for task in plan.tasks.values()}:
+        _is_here(name, plan)
+
+
+def _is_here(name: str, plan: Plan) -> None:
+    """An address of another machine would be dialled there, while its task listens here."""
+    who = next(task.id for task in plan.tasks.values() if task.address == name)
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Refused(f"{name}, the address of {who}, leads nowhere", at=plan.source or "this machine", because=str(error),
+                      try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host") from None
+    for family, kind, proto, _, address in found:
+        with socket.socket(family, kind, proto) as probe:
+            try:
+                probe.bind((address[0], 0, *address[2:]))
+                return
+            except OSError:
+                continue
+    raise Refused(f"{name}, the address of {who}, is not this machine", at=plan.source or "this machine",
+                  because=f"it is {found[0][4][0]}, and the launcher is local",
+                  try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host")
+
+
+class Signals:
+    """A Doorbell: Ctrl-C once asks for a clean end, twice for one at once; SIGTERM and SIGHUP ask once."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        for sock in (self._read, self._write):
+            sock.setblocking(False)
+        self._asked: list[tuple[str, bool]] = []
+        self.count = 0
+
+    def fileno(self) -> int:
+        return self._read.fileno()
+
+    def ring(self, how: str) -> None:
+        self.count += 1
+        self._asked.append((how, self.count > 1))
+        self._write.send(b"!")
+
+    def take(self, now: float) -> list[Event]:
+        self._read.recv(4096)
+        asked, self._asked = self._asked, []
+        return [StopAsked(now, how, at_once) for how, at_once in asked]
+
+
+HOW = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm", signal.SIGHUP: "sigterm", signal.SIGUSR1: "stop"}
+
+
+@contextmanager
+def signals() -> Iterator[Signals]:
+    bell = Signals()
+    before = {sig: signal.signal(sig, lambda got, _: bell.ring(HOW[signal.Signals(got)])) for sig in HOW}
+    try:
+        yield bell
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
+
+
+def run_here(
+    cluster: Cluster, script: Script, watchers: Watchers, only: str = "", bells: Sequence[Doorbell] = ()
+) -> tuple[Plan, Summary, RunFolder]:
+    """Runs ``script`` on this machine to its end. A port that somebody takes meanwhile is replaced where the plan chose it."""
+    avoid: frozenset[int] = frozenset()
+    for tried in range(PORT_TRIES):
+        with planning_lock() as root:
+            plan, facts = plan_here(cluster, script, avoid | ports_in_use(root))
+            check_here(plan)
+            if only and only not in plan.tasks:
+                from muster.plan import check_task_name
+
+                check_task_name(only, plan)
+            folder = create(root, plan)
+        state = carry_out(plan, folder, facts, watchers, only, bells)
+        lost = state.cause
+        if not (isinstance(lost, PortTaken) and not plan.exact and state.high == 0 and tried + 1 < PORT_TRIES):
+            break
+        avoid |= {lost.port}
+    return plan, summarise(state, plan, state.now, str(folder.path)), folder
+
+
+def carry_out(
+    plan: Plan, folder: RunFolder, facts: dict[str, Facts], watchers: Watchers, only: str, bells: Sequence[Doorbell]
+) -> State:
+    """Supervises ``plan`` to its end and makes sure that nothing of the run is alive afterwards."""
+    journal, logs = Journal(folder.journal), Logs(folder.logs, plan)
+    code = folder.path / "code.zip"
+    code.write_bytes(bundle())
+    watching = list(watchers(plan, folder))
+    first = RunStarted(0.0, folder.id, time.time(), os.getpid(), born(os.getpid()))
+    with signals() as bell:
+        try:
+            launcher = AgentLauncher(
+                plan.hosts[:1], local.connect, run=folder.id, path=str(code), secret=os.urandom(32).hex(), drop=OURS,
+                foreground=only, doorbells=[bell, *bells], one_for_all=True,
+            )
+            for key in bells:
+                if hasattr(key, "attach"):
+                    key.attach(launcher, plan.tasks[only])
+            return supervise(plan, launcher, journal, logs=logs, watchers=watching, facts=facts, first=[first])
+        finally:
+            for watcher in watching:
+                if hasattr(watcher, "close"):
+                    watcher.close()
+            sweep_run(folder.id)
+            journal.close()
+            logs.close()

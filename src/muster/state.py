@@ -1,0 +1,263 @@
+"""What is true now: a fold over events. No I/O, no clock, no decisions.
+
+The supervisor, ``muster status``, the screens and recovery all get here the same way, by feeding events to ``apply``;
+they cannot disagree.
+
+Phases are a table. Facts about a living task (it listens, it reports a step) change no phase. An event of an attempt
+that is over is late, not wrong, and is dropped; anything else that the table does not have is a bug that tells its story.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from muster.events import (
+    Event,
+    Exited,
+    Finished,
+    Frozen,
+    HostLost,
+    HostUp,
+    Joined,
+    Listening,
+    Metrics,
+    Mismatch,
+    PortTaken,
+    Ready,
+    Released,
+    RunEnded,
+    RunStarted,
+    Said,
+    Spawned,
+    Started,
+    Step,
+    StopAsked,
+    Stopping,
+    TaskEvent,
+    Thawed,
+    Total,
+    Waiting,
+    Warned,
+)
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    DONE = "done"
+    FAILED = "failed"
+
+
+ALIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.READY, Phase.STOPPING})
+IDLE = frozenset({Phase.WAITING, Phase.STOPPED, Phase.FAILED})
+
+NEXT: dict[tuple[Phase, type[Event]], Phase] = {
+    (Phase.WAITING, Started): Phase.STARTING,
+    (Phase.STOPPED, Started): Phase.STARTING,
+    (Phase.FAILED, Started): Phase.STARTING,
+    (Phase.STARTING, Spawned): Phase.RUNNING,
+    (Phase.STARTING, Stopping): Phase.STOPPING,
+    (Phase.STARTING, Exited): Phase.FAILED,  # an exit with code 0 makes DONE of FAILED, in apply()
+    (Phase.RUNNING, Ready): Phase.READY,
+    (Phase.RUNNING, Released): Phase.RUNNING,
+    (Phase.RUNNING, Stopping): Phase.STOPPING,
+    (Phase.RUNNING, Exited): Phase.FAILED,
+    (Phase.READY, Released): Phase.RUNNING,
+    (Phase.READY, Ready): Phase.READY,
+    (Phase.READY, Stopping): Phase.STOPPING,
+    (Phase.READY, Exited): Phase.FAILED,
+    (Phase.STOPPING, Spawned): Phase.STOPPING,  # the stop was journalled while the process came up
+    (Phase.STOPPING, Ready): Phase.STOPPING,
+    (Phase.STOPPING, Exited): Phase.STOPPED,  # our doing, whatever the code
+}
+FACTS = frozenset({Listening, PortTaken, Frozen, Thawed, Total, Step, Metrics, Said, Mismatch, Joined, Finished})
+
+
+class Surprise(Exception):
+    """An event that the table does not allow."""
+
+
+@dataclass(slots=True)
+class TaskState:
+    phase: Phase = Phase.WAITING
+    since: float = 0.0  # when this phase began
+    attempt: int = 0
+    started: float = 0.0  # when this attempt began
+    pid: int = 0
+    failures: list[float] = field(default_factory=list)  # when, over the whole run
+    echoes: int = 1  # how often in a row the last failure had the same traceback
+    trace: str = ""  # of the last failure
+    code: int | None = None
+    error: str = ""
+    listening: bool = False
+    taken: PortTaken | None = None
+    released: bool = False
+    frozen: bool = False
+    joined: bool = False
+    finished: bool = False
+    step: int = -1
+    local: int = 0  # steps done in this attempt
+    before: int = 0  # steps done in attempts that are over
+    stepped: float = 0.0  # when the last step was reported
+    loss: float | None = None
+    forced: bool = False
+
+    @property
+    def steps(self) -> int:
+        return self.before + self.local
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """The global step went backwards: what was learned in between is lost."""
+
+    at: float
+    task: str
+    was: int
+    now: int
+
+
+@dataclass(slots=True)
+class State:
+    tasks: dict[str, TaskState]
+    run: str = ""
+    wall: float = 0.0
+    pid: int = 0
+    born: float = 0.0
+    stop: StopAsked | None = None
+    cause: TaskEvent | None = None  # the first failure of the trouble that we are in: later ones are mostly its echoes
+    ended: RunEnded | None = None
+    ended_at: float = 0.0
+    now: float = 0.0  # when the last event happened
+    total: int = 0
+    high: int = 0  # the highest global step seen
+    low: int = -1  # the first one
+    low_at: float = 0.0
+    high_at: float = 0.0
+    stuck: int = 0  # failures in a row without the global step growing
+    metrics: dict[str, float] = field(default_factory=dict)
+    setbacks: list[Setback] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)  # name -> "up", or why it is lost
+    waits: list[Waiting] = field(default_factory=list)
+    story: deque[TaskEvent] = field(default_factory=lambda: deque(maxlen=200), compare=False)
+
+    def apply(self, event: Event) -> None:
+        self.now = max(self.now, event.at)
+        if isinstance(event, TaskEvent):
+            self._task(event)
+        elif isinstance(event, StopAsked):
+            self.stop = event
+        elif isinstance(event, RunStarted):
+            self.run, self.wall, self.pid, self.born = event.run, event.wall - event.at, event.pid, event.born
+        elif isinstance(event, RunEnded):
+            self.ended, self.ended_at = event, event.at
+        elif isinstance(event, HostUp):
+            self.hosts[event.host] = "up"
+        elif isinstance(event, HostLost):
+            self.hosts[event.host] = event.why
+        elif isinstance(event, Waiting):
+            self.waits = [w for w in self.waits if w.whom != event.whom][-20:] + [event]
+        else:
+            assert isinstance(event, Warned)
+
+    def _task(self, event: TaskEvent) -> None:
+        task = self.tasks.get(event.task)
+        if task is None:
+            raise Surprise(f"the plan has no {event.task}: {event.line()}")
+        if event.attempt < task.attempt and not isinstance(event, Started):
+            return  # late news of an attempt that is over
+        kind = type(event)
+        if kind not in FACTS:
+            self.story.append(event)
+        if kind in FACTS:
+            if task.phase not in ALIVE or event.attempt != task.attempt:
+                return  # reported just before an end that we have already seen
+            self._fact(event, task)
+            return
+        phase = NEXT.get((task.phase, kind))
+        if phase is None or (event.attempt != task.attempt and kind is not Started):
+            raise Surprise(self._tell(task, event))
+        if isinstance(event, Started):
+            _begin(task, event)
+        elif isinstance(event, Spawned):
+            task.pid = event.pid
+        elif isinstance(event, Released):
+            task.released = True
+        elif isinstance(event, Stopping):
+            task.forced = True
+        elif isinstance(event, Exited):
+            phase = self._exit(event, task, phase)
+        if phase is not task.phase:
+            task.phase, task.since = phase, event.at
+
+    def _exit(self, event: Exited, task: TaskState, phase: Phase) -> Phase:
+        task.code, task.error, task.listening, task.frozen = event.code, event.error, False, False
+        if phase is Phase.STOPPED:
+            return phase
+        if event.code == 0:
+            return Phase.DONE
+        task.failures.append(event.at)
+        task.echoes = task.echoes + 1 if event.trace and event.trace == task.trace else 1
+        task.trace = event.trace
+        self.stuck += 1
+        if self.cause is None:
+            self.cause = event
+        return Phase.FAILED
+
+    def _fact(self, event: TaskEvent, task: TaskState) -> None:
+        if isinstance(event, Step):
+            self._step(event, task)
+        elif isinstance(event, Total):
+            self.total = event.steps
+        elif isinstance(event, Metrics):
+            self.metrics.update(event.values)
+        elif isinstance(event, Listening):
+            task.listening, task.taken = True, None
+            self._well_again(event)
+        elif isinstance(event, PortTaken):
+            task.taken = event
+            self.cause = self.cause or event
+        elif isinstance(event, Mismatch):
+            self.cause = event
+        elif isinstance(event, Frozen | Thawed):
+            task.frozen = isinstance(event, Frozen)
+        elif isinstance(event, Joined):
+            task.joined = True
+        elif isinstance(event, Finished):
+            task.finished = True
+
+    def _step(self, event: Step, task: TaskState) -> None:
+        if event.step < task.step:
+            self.setbacks.append(Setback(event.at, event.task, task.step, event.step))
+        task.step, task.local, task.stepped = event.step, event.local, event.at
+        task.loss = event.loss if event.loss is not None else task.loss
+        if self.low < 0:
+            self.low, self.low_at = event.step, event.at
+        if event.step > self.high:
+            self.high, self.high_at, self.stuck = event.step, event.at, 0
+        self._well_again(event)
+
+    def _well_again(self, event: TaskEvent) -> None:
+        """The task that failed first is at work again: that trouble is over, the next failure will be a new one."""
+        if self.cause and self.cause.task == event.task and event.attempt > self.cause.attempt:
+            self.cause = None
+
+    def _tell(self, task: TaskState, event: TaskEvent) -> str:
+        told = "\n  ".join(e.line() for e in self.story if e.task == event.task)
+        return f"{event.task} is {task.phase.value}: it cannot have {type(event).__name__}. Its story:\n  {told}"
+
+
+def _begin(task: TaskState, event: Started) -> None:
+    task.attempt, task.started, task.before = event.attempt, event.at, task.steps
+    task.local, task.step, task.stepped, task.pid, task.code = 0, -1, 0.0, 0, None
+    task.listening = task.released = task.frozen = task.forced = task.joined = task.finished = False
+    task.taken, task.loss = None, None
+
+
+def blank(tasks: Iterable[str]) -> State:
+    return State({name: TaskState() for name in tasks})

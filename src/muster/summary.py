@@ -1,0 +1,167 @@
+"""How a run went, as one value: the end table, ``--json`` and ``muster status`` all show it. Pure."""
+
+import signal
+from typing import Any
+
+import msgspec
+
+from muster.events import Exited, Mismatch, PortTaken
+from muster.plan import Plan
+from muster.policy import Verdict, verdict
+from muster.state import Phase, State, TaskState
+
+EXIT_CODES = {"ctrl-c": 130, "sigterm": 143, "stop": 130}
+NO_PROGRESS_EXIT = 3
+
+
+class TaskSummary(msgspec.Struct, frozen=True):
+    task: str
+    host: str
+    phase: str
+    steps: int
+    restarts: int
+    exit: str
+    log: str
+    forced: bool = False
+
+
+class Summary(msgspec.Struct, frozen=True):
+    run: str
+    ok: bool
+    cause: str
+    because: str
+    try_: str
+    trace: str
+    seconds: float
+    steps: int
+    steps_per_s: float | None
+    metrics: dict[str, float]
+    tasks: list[TaskSummary]
+    exit_code: int
+    logs: str = ""
+    warnings: list[str] = []
+
+    def as_json(self) -> dict[str, Any]:
+        told = msgspec.to_builtins(self)
+        told["try"] = told.pop("try_")
+        return told  # type: ignore[no-any-return]
+
+
+def summarise(state: State, plan: Plan, now: float, folder: str = "") -> Summary:
+    """The run as it stands at ``now`` (seconds since it began)."""
+    why = verdict(state, now, plan)
+    ok = state.ended.ok if state.ended else why is Verdict.DONE
+    cause, because, try_ = ("", "", "") if ok else _cause(state, plan, why)
+    span = state.high_at - state.low_at
+    rate = (state.high - state.low) / span if state.low >= 0 and span > 0 and state.high > state.low else None
+    return Summary(
+        run=state.run, ok=ok, cause=cause, because=because, try_=try_, trace="" if ok else _trace(state),
+        seconds=round(state.ended_at if state.ended else now, 3), steps=state.high,
+        steps_per_s=round(rate, 1) if rate else None, metrics=dict(state.metrics),
+        tasks=[_task(name, t, plan, folder) for name, t in state.tasks.items()], logs=f"{folder}/logs" if folder else "",
+        exit_code=_exit_code(ok, state, why), warnings=_warnings(state),
+    )
+
+
+def _task(name: str, t: TaskState, plan: Plan, folder: str) -> TaskSummary:
+    task = plan.tasks[name]
+    log = f"{folder}/logs/{task.log}" if folder else task.log
+    return TaskSummary(name, task.host, t.phase.value, t.steps, max(0, t.attempt - 1), ending(t), log, t.forced)
+
+
+def ending(t: TaskState) -> str:
+    """How a task ended, in a few words."""
+    if t.phase is Phase.STOPPED or (t.phase is Phase.STOPPING and t.code is not None):
+        return "ended by muster"
+    return said_code(t.code) if t.code is not None else ""
+
+
+def said_code(code: int) -> str:
+    """An exit code or a signal, told apart: ``exit 3``, ``SIGSEGV``."""
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _cause(state: State, plan: Plan, why: Verdict | None) -> tuple[str, str, str]:
+    if why is Verdict.STOPPED:
+        assert state.stop is not None
+        how = {"ctrl-c": "Ctrl-C", "sigterm": "a SIGTERM to the launcher", "stop": "muster stop"}
+        return f"stopped by {how[state.stop.how]}", "", ""
+    event = state.cause
+    if event is None:
+        return (why.value if why else "not ended"), "", ""
+    task = plan.tasks[event.task]
+    if isinstance(event, Mismatch):
+        return (
+            f"{task.id} on {task.host} claims to be {event.claims}",
+            f"its script makes Server(job_name, task_index) of {event.claims}, and Muster started it as {task.id}",
+            "take job_name and task_index from the command line (--role-flags gives them), not from the file",
+        )
+    if isinstance(event, PortTaken):
+        return (
+            f"port {event.port} of {task.id} on {task.host} is taken",
+            f"{event.holder} holds it",
+            "end that process, or give the task another port",
+        )
+    assert isinstance(event, Exited)
+    lived = max(0.0, event.at - state.tasks[event.task].started)
+    what = f"{task.id} on {task.host} ended {lived:.0f} s after it started ({said_code(event.code)})"
+    if why in (Verdict.SAME, Verdict.SPENT, Verdict.NO_PROGRESS):
+        what += f"; {why.value}"
+    return what, _because(event, task.log), _advice(event, plan)
+
+
+def _because(event: Exited, log: str) -> str:
+    if event.oom:
+        return f"the kernel was out of memory and killed it (last lines in {log})"
+    if event.error:
+        return f"{event.error}   (last lines of {log})"
+    if event.code < 0:
+        return f"it was killed by {said_code(event.code)} from outside of Muster" if event.code in (-9, -15) else f"it died of {said_code(event.code)}"
+    last = [line for line in event.tail.splitlines() if line.strip()]
+    return f"{last[-1][:300]}   (last line of {log})" if last else f"it said nothing; see {log}"
+
+
+ADVICE = (
+    ("No module named 'tensorflow'", "install TensorFlow for {python}, or name another interpreter: python = \"...\" in the cluster file"),
+    ("No module named 'tf_keras'", "pip install tf_keras for {python}: Keras 3 cannot do this"),
+    ("No module named", "install it for {python}, or name another interpreter: python = \"...\" in the cluster file"),
+    ("Could not start gRPC server", "another process holds its port; give the task another one"),
+    ("ResourceExhausted", "it ran out of memory: a smaller batch, or fewer workers on that host"),
+    ("Too many pings", "keep-alive settings of the peers disagree: set GRPC_ARG_KEEPALIVE_TIME_MS alike in env"),
+    ("has no attribute 'placeholder'", "this is a TensorFlow 1 script: muster run --tf1"),
+    ("has no attribute 'Session'", "this is a TensorFlow 1 script: muster run --tf1"),
+    ("module 'tensorflow._api.v2.train' has no attribute", "this is a TensorFlow 1 script: muster run --tf1"),
+    ("Collective ops must be configured at program startup", "make the strategy before any other use of TensorFlow"),
+)
+
+
+def _advice(event: Exited, plan: Plan) -> str:
+    said = event.error + event.trace + event.tail
+    for sign, advice in ADVICE:
+        if sign in said:
+            return advice.format(python=plan.tasks[event.task].python)
+    return f"muster logs {event.task}"
+
+
+def _trace(state: State) -> str:
+    return state.cause.trace if isinstance(state.cause, Exited) else ""
+
+
+def _warnings(state: State) -> list[str]:
+    return [
+        f"the global step went backwards, {s.was} -> {s.now} (seen by {s.task} at {s.at:.0f} s): what was learned in between is lost"
+        for s in state.setbacks[:5]
+    ]
+
+
+def _exit_code(ok: bool, state: State, why: Verdict | None) -> int:
+    if ok:
+        return 0
+    if state.stop is not None:
+        return EXIT_CODES[state.stop.how]
+    return NO_PROGRESS_EXIT if why is Verdict.NO_PROGRESS else 1

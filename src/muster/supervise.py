@@ -1,0 +1,160 @@
+"""The loop: what happened -> what is true -> what to do -> do it.
+
+Nothing is decided here. Intent is written (one fsync a batch) before it is carried out, so that a crash in between is
+seen on replay; and whatever ends the loop, the launcher is closed, which ends every task.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from muster.events import (
+    Action,
+    Event,
+    Exited,
+    Finish,
+    Release,
+    Released,
+    RunEnded,
+    Start,
+    Started,
+    Stop,
+    Stopping,
+    Warned,
+)
+from muster.journal import Journal, Logs
+from muster.launch import Launcher, Output
+from muster.plan import Facts, Plan
+from muster.policy import EVERYONE, decide, spread, wake
+from muster.state import ALIVE, Phase, State, blank
+from muster.waits import Wait, waits
+
+PULSE = 0.25
+WAIT_AGAIN = 10.0  # seconds after which a wait that goes on is told again
+
+
+class Watcher(Protocol):
+    """A screen. It sees everything and changes nothing."""
+
+    def output(self, output: Output) -> None: ...
+    def event(self, event: Event, state: State) -> None: ...
+    def tick(self, state: State, now: float, waiting: Sequence[Wait]) -> None: ...
+
+
+def supervise(
+    plan: Plan,
+    launcher: Launcher,
+    journal: Journal,
+    *,
+    logs: Logs | None = None,
+    watchers: Sequence[Watcher] = (),
+    facts: dict[str, Facts] | None = None,
+    first: Sequence[Event] = (),
+) -> State:
+    """Carries out ``plan`` and returns how it ended. ``first`` are events to begin the journal with."""
+    state = blank(plan.tasks)
+    notices = Notices(plan, facts or {})
+
+    def note(events: Sequence[Event]) -> None:
+        journal.append(events)
+        for event in events:
+            state.apply(event)
+            for watcher in watchers:
+                watcher.event(event, state)
+
+    try:
+        note(list(first))
+        while True:
+            now = launcher.now()
+            actions = list(decide(state, now, plan))
+            if any(isinstance(action, Finish) for action in actions):
+                note([_ended(state, now, actions)])
+                return state
+            note([intent for action in actions for intent in _intents(action, state, now)])
+            for action in actions:
+                _act(action, plan, launcher)
+            news = launcher.wait(until=min(launcher.now() + PULSE, wake(state, now, plan)))
+            for item in news:
+                if isinstance(item, Output):
+                    notices.heard[item.task] = launcher.now()
+                    if logs:
+                        logs.write(*item)
+                    for watcher in watchers:
+                        watcher.output(item)
+            note([item for item in news if not isinstance(item, Output)])
+            note(list(notices.news(state, launcher.now(), logs)))
+            for watcher in watchers:
+                watcher.tick(state, launcher.now(), notices.waiting)
+    finally:
+        launcher.close()
+
+
+def _ended(state: State, now: float, actions: Sequence[Action]) -> RunEnded:
+    ok = any(action.ok for action in actions if isinstance(action, Finish))
+    return RunEnded(now, ok, "" if ok or state.cause is None else state.cause.task)
+
+
+def _intents(action: Action, state: State, now: float) -> Iterator[Event]:
+    match action:
+        case Start(task, attempt):
+            yield Started(now, task, attempt)
+        case Release(task):
+            yield Released(now, task, state.tasks[task].attempt)
+        case Stop(task, why):
+            if state.tasks[task].phase is not Phase.STOPPING:
+                yield Stopping(now, task, state.tasks[task].attempt, why)
+
+
+def _act(action: Action, plan: Plan, launcher: Launcher) -> None:
+    match action:
+        case Start(task, attempt):
+            launcher.start(plan.tasks[task], attempt)
+        case Release(task):
+            launcher.release(plan.tasks[task])
+        case Stop(task, _, grace):
+            launcher.stop(plan.tasks[task], grace)
+
+
+class Notices:
+    """What a person should be told though nobody asked: each thing once, waits again every ten seconds."""
+
+    def __init__(self, plan: Plan, facts: dict[str, Facts]) -> None:
+        self.plan, self.facts = plan, facts
+        self.heard: dict[str, float] = {}  # when a task last printed something
+        self.waiting: list[Wait] = []
+        self._told: dict[object, float] = {}
+
+    def news(self, state: State, now: float, logs: Logs | None) -> Iterator[Event]:
+        self.waiting = waits(state, now, self.plan, self.facts)
+        for wait in self.waiting:
+            if now - self._told.get((wait.whom, wait.who), -WAIT_AGAIN) >= WAIT_AGAIN:
+                self._told[wait.whom, wait.who] = now
+                yield wait.event(now)
+        for key, text, task in self._warnings(state, now, logs):
+            if key not in self._told:
+                self._told[key] = now
+                yield Warned(now, text, task)
+
+    def _warnings(self, state: State, now: float, logs: Logs | None) -> Iterator[tuple[object, str, str]]:
+        for setback in state.setbacks:
+            said = f"the global step went backwards, {setback.was} -> {setback.now}: the model was initialised again or restored"
+            yield setback, f"{said}, and what was learned in between is lost", setback.task
+        if logs and logs.trouble:
+            yield "logs", logs.trouble, ""
+        cause = state.cause
+        if state.high and isinstance(cause, Exited) and spread(self.plan.tasks[cause.task], self.plan) is EVERYONE and state.ended is None:
+            yield cause, self._back_to(cause, state), cause.task
+        for task in self.plan.workers:
+            yield from self._quiet(task.id, state, now)
+
+    def _back_to(self, cause: Exited, state: State) -> str:
+        where = self.plan.run.checkpoints
+        if where:
+            return f"{cause.task} failed: everyone goes back to the last checkpoint in {where}"
+        return (f"{cause.task} failed, and no checkpoint folder is set: unless the script has its own, training starts over "
+                f"at step 0 (it was at {state.high})")
+
+    def _quiet(self, name: str, state: State, now: float) -> Iterator[tuple[object, str, str]]:
+        t = state.tasks[name]
+        last = max(t.stepped, self.heard.get(name, 0.0), t.started)
+        if t.phase in ALIVE and t.phase is not Phase.READY and now - last > self.plan.run.quiet:
+            yield (name, "quiet", t.attempt, last), f"{name} has neither printed nor made a step for {now - last:.0f} s", name

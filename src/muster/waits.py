@@ -1,0 +1,146 @@
+"""Silence has words: who waits for whom, where, since when, and the likeliest reason.
+
+The commonest report of this field is that everybody waits and nobody says for whom. A worker over TensorFlow's runtime
+needs every ps, and the chief's initial values; all-reduce needs every worker; a coordinator needs everybody. A task is at
+the bottom of a wait if it is needed and is not there yet. Pure: state, time and plan in, rows out; the screen and
+``muster status`` both show exactly these rows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from muster.events import Waiting
+from muster.plan import PROXIES, Facts, Plan, Task
+from muster.policy import ready_at
+from muster.state import ALIVE, Phase, State
+
+PATIENCE = 5.0  # seconds of silence before we speak
+
+
+@dataclass(frozen=True)
+class Wait:
+    who: tuple[str, ...]
+    whom: str
+    where: str
+    since: float
+    why: str
+
+    def text(self, now: float) -> str:
+        verb = "waits" if len(self.who) == 1 else "wait"
+        return f"{', '.join(self.who)} {verb} for {self.whom} ({self.where}) since {now - self.since:.0f} s: {self.why}"
+
+    def event(self, now: float) -> Waiting:
+        return Waiting(now, ", ".join(self.who), self.whom, self.where, self.since, self.why)
+
+
+def waits(state: State, now: float, plan: Plan, facts: dict[str, Facts] | None = None) -> list[Wait]:
+    """Every wait longer than PATIENCE, one row for each task that is waited for."""
+    rows: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for task in plan.tasks.values():
+        mine = state.tasks[task.id]
+        if mine.phase not in ALIVE or mine.phase is Phase.STOPPING or mine.step >= 0:
+            continue
+        if not (mine.listening or mine.phase is Phase.READY):
+            continue  # it is not waiting for others: it has not come up itself
+        for whom, since, why in _missing(task, state, now, plan, facts or {}):
+            rows.setdefault((whom.id, why), []).append((task.id, max(since, mine.started)))
+    found = []
+    for (whom_id, why), who in rows.items():
+        since = min(at for _, at in who)
+        if now - since >= PATIENCE:
+            task = plan.tasks[whom_id]
+            found.append(Wait(tuple(name for name, _ in who), whom_id, f"{task.host}, {task.where}", since, why))
+    return found + _absent(state, now, plan, {wait.whom for wait in found})
+
+
+def _absent(state: State, now: float, plan: Plan, told: set[str]) -> list[Wait]:
+    """Tasks that nobody is up to wait for yet, and that are late themselves: the run waits for them."""
+    rows = []
+    for task in plan.tasks.values():
+        mine = state.tasks[task.id]
+        late = mine.phase in (Phase.STARTING, Phase.RUNNING) and not mine.listening and mine.step < 0 and not mine.joined
+        if late and task.id not in told and now - mine.started >= PATIENCE and plan.run.engine == "tensorflow":
+            rows.append(Wait(("the run",), task.id, f"{task.host}, {task.where}", mine.started, _why_down(task, state, now, plan)))
+    return rows
+
+
+def _missing(task: Task, state: State, now: float, plan: Plan, facts: dict[str, Facts]) -> Iterator[tuple[Task, float, str]]:
+    me = state.tasks[task.id]
+    needed = [peer for peer in _needs(task, plan) if peer.id != task.id]
+    down = [peer for peer in needed if not state.tasks[peer.id].listening and state.tasks[peer.id].phase is not Phase.DONE]
+    for peer in down:
+        yield peer, _down_since(peer, state), _why_down(peer, state, now, plan)
+    if down or task.role == "ps":
+        return
+    if me.phase is Phase.READY:
+        for peer in plan.workers:
+            other = state.tasks[peer.id]
+            if other.phase in (Phase.STARTING, Phase.RUNNING) and not other.released:
+                yield peer, me.since, "it has not reached the start barrier: " + _what_it_does(peer, state, now)
+        return
+    if me.released or plan.run.kind != "v1":
+        return
+    chief = state.tasks[plan.chief]
+    if task.id != plan.chief and chief.phase in ALIVE and chief.phase is not Phase.READY and not chief.released and chief.step < 0:
+        yield plan.tasks[plan.chief], me.started, "it is up and has not initialised the variables yet"
+    elif needed and now - me.started > 3 * PATIENCE:
+        yield needed[0], me.started, _why_unreached(task, needed[0], plan, facts)
+
+
+def _needs(task: Task, plan: Plan) -> list[Task]:
+    """The tasks whose servers ``task`` must reach before it can take a step."""
+    if plan.run.engine != "tensorflow":
+        return plan.of("ps") if task.role != "ps" else []
+    if plan.run.kind == "mwms":
+        return plan.workers
+    if plan.run.kind == "pss":
+        return plan.of("ps", "worker") if task.role == "chief" else []
+    return [] if task.role == "ps" else plan.of("ps") + ([plan.tasks[plan.chief]] if task.id != plan.chief else [])
+
+
+def _down_since(task: Task, state: State) -> float:
+    t = state.tasks[task.id]
+    return t.started if t.phase in ALIVE else t.since
+
+
+def _why_down(task: Task, state: State, now: float, plan: Plan) -> str:
+    t = state.tasks[task.id]
+    if t.taken is not None:
+        return f"port {t.taken.port} is held by {t.taken.holder}"
+    if t.phase is Phase.FAILED:
+        again = max(0.0, ready_at(t, plan.run) - now)
+        return f"it ended ({t.error or _code(t.code)}); it is started again in {again:.0f} s"
+    if t.phase is Phase.DONE:
+        return "it has ended well"
+    if t.phase is Phase.STOPPING or t.phase is Phase.STOPPED:
+        return "it is being ended"
+    if t.phase is Phase.WAITING:
+        return "it has not been started"
+    return _what_it_does(task, state, now)
+
+
+def _what_it_does(task: Task, state: State, now: float) -> str:
+    t = state.tasks[task.id]
+    if t.frozen:
+        return f"it is frozen (SIGSTOP, pid {t.pid})"
+    age = now - t.started
+    if not t.listening:
+        guess = "importing TensorFlow takes a few seconds" if age < 20 else "does its script make a Server?"
+        return f"it was started {age:.0f} s ago and does not listen yet; {guess}"
+    return f"it listens, and has made no session in {age:.0f} s"
+
+
+def _why_unreached(task: Task, peer: Task, plan: Plan, facts: dict[str, Facts]) -> str:
+    known = facts.get(task.host, Facts())
+    covered = task.env.get("no_proxy", "").split(",")
+    set_here = [name for name in PROXIES if task.env.get(name) or known.proxies.get(name)]
+    if set_here and peer.address not in covered:
+        return f"{set_here[0]} is set for {task.id}, and gRPC sends cluster traffic to that proxy"
+    peers_facts = facts.get(peer.host, Facts())
+    if peers_facts.own_name and peer.host != task.host:
+        return peers_facts.own_name
+    return "both are up and do not reach each other: a firewall, or an address that leads elsewhere"
+
+
+def _code(code: int | None) -> str:
+    return "no exit code" if code is None else f"signal {-code}" if code < 0 else f"exit {code}"

@@ -1,0 +1,1 @@
+"""Screens. They read events and state, and write nothing."""
