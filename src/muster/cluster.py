@@ -43,36 +43,56 @@ class Host(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """How to train: who takes part, over which engine, and what is forgiven."""
 
-    ps: Annotated[Count | Seats | None, Meta(description="parameter servers: a number, or their host:port seats")] = None
+    ps: Annotated[Count | Seats | None, Meta(description="parameter servers: a number, or their host:port seats")] = (
+        None
+    )
     workers: Annotated[Count | Seats, Meta(description="workers: a number, or their host:port seats")] = 3
     chief: Annotated[
         bool | str | list[str] | None,
-        Meta(description="a separate chief/0, not counted in workers (true, or its host:port); else worker/0 is the chief"),
+        Meta(description="a separate chief/0, not counted in workers: true, or its host:port; else worker/0 is it"),
     ] = None
-    gpus_per_worker: Annotated[Count | None, Meta(description="GPUs of each worker; by default shared out evenly")] = None
+    gpus_per_worker: Annotated[Count | None, Meta(description="GPUs of each worker; by default shared out evenly")] = (
+        None
+    )
     engine: Annotated[Literal["tensorflow", "muster"], Meta(description="whose parameter servers")] = "tensorflow"
     kind: Annotated[
         Literal["v1", "pss", "mwms"],
-        Meta(description="what a tensorflow script is: v1 session, ParameterServerStrategy, MultiWorkerMirroredStrategy"),
+        Meta(
+            description="what a tensorflow script is: v1 session, ParameterServerStrategy, MultiWorkerMirroredStrategy"
+        ),
     ] = "v1"
-    tf1: Annotated[bool, Meta(description="run a TensorFlow 1 script verbatim (tensorflow engine, v1, role flags)")] = False
+    tf1: Annotated[bool, Meta(description="run a TensorFlow 1 script verbatim (tensorflow engine, v1, role flags)")] = (
+        False
+    )
     role_flags: Annotated[bool, Meta(description="give the script --job_name=ps --task_index=0")] = False
     mode: Annotated[Literal["async", "sync", "bounded"], Meta(description="how gradients are applied")] = "async"
     spare: Annotated[Count, Meta(description="sync: workers that a round does not wait for")] = 0
     max_staleness: Annotated[Count | None, Meta(description="bounded: steps that a worker may be ahead")] = None
     checkpoints: Annotated[str, Meta(description="folder for checkpoints, seen by all hosts")] = ""
-    ports: Annotated[str, Meta(description="range from which ports are taken where the file names none")] = "20000-20999"
+    ports: Annotated[str, Meta(description="range from which ports are taken where the file names none")] = (
+        "20000-20999"
+    )
     done: Annotated[
         Literal["chief", "all-workers", "first-worker"], Meta(description="who ends the run by ending well")
     ] = "chief"
     retries: Annotated[Count, Meta(description="restarts allowed for each task within the window")] = 3
     window: Annotated[float, Meta(gt=0, description="seconds over which restarts are counted")] = 600.0
     backoff: Annotated[float, Meta(ge=0, description="seconds before the first restart; doubles each time")] = 1.0
-    grace: Annotated[float, Meta(ge=0, description="seconds between asking a task to end (TERM) and ending it (KILL)")] = 5.0
-    settle: Annotated[float, Meta(ge=0, description="seconds the others get to end by themselves after the run is done")] = 10.0
-    barrier: Annotated[float, Meta(ge=0, description="seconds that a ready worker waits for the others at the start")] = 60.0
-    quiet: Annotated[float, Meta(gt=0, description="seconds without a step and without output that are worth a warning")] = 60.0
-    stall: Annotated[float, Meta(ge=0, description="seconds without a step after which a worker is restarted; 0: never")] = 0.0
+    grace: Annotated[
+        float, Meta(ge=0, description="seconds between asking a task to end (TERM) and ending it (KILL)")
+    ] = 5.0
+    settle: Annotated[
+        float, Meta(ge=0, description="seconds the others get to end by themselves after the run is done")
+    ] = 10.0
+    barrier: Annotated[
+        float, Meta(ge=0, description="seconds that a ready worker waits for the others at the start")
+    ] = 60.0
+    quiet: Annotated[
+        float, Meta(gt=0, description="seconds without a step and without output that are worth a warning")
+    ] = 60.0
+    stall: Annotated[
+        float, Meta(ge=0, description="seconds without a step after which a worker is restarted; 0: never")
+    ] = 0.0
     log_mb: Annotated[int, Meta(ge=1, description="size in MB at which a log is rotated (one old part is kept)")] = 100
 
 
@@ -134,7 +154,9 @@ def load(path: Path) -> Cluster:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise Refused("there is no such cluster file", at=str(path), try_="muster init writes one; -c names another") from None
+        raise Refused(
+            "there is no such cluster file", at=str(path), try_="muster init writes one; -c names another"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise Refused("the cluster file cannot be read", at=str(path), because=str(error)) from None
     if len(text) > 4_000_000:
@@ -142,8 +164,12 @@ def load(path: Path) -> Cluster:
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise Refused("the cluster file is not valid TOML", at=str(path), because=str(error),
-                      try_='text stands in double quotes: launcher = "local"') from None
+        raise Refused(
+            "the cluster file is not valid TOML",
+            at=str(path),
+            because=str(error),
+            try_='text stands in double quotes: launcher = "local"',
+        ) from None
     return from_raw(raw, Source(str(path), text))
 
 
@@ -164,8 +190,11 @@ def from_raw(raw: dict[str, Any], source: Source) -> Cluster:
     made = convert({**raw, "run": run}, Cluster, "", source)
     if made.launcher not in LAUNCHERS:
         near = nearest(made.launcher, list(LAUNCHERS))
-        raise Refused(f"there is no launcher {made.launcher!r}", at=source.at("launcher"),
-                      try_=(f"did you mean {near!r}? " if near else "") + f"one of: {', '.join(LAUNCHERS)}")
+        raise Refused(
+            f"there is no launcher {made.launcher!r}",
+            at=source.at("launcher"),
+            try_=(f"did you mean {near!r}? " if near else "") + f"one of: {', '.join(LAUNCHERS)}",
+        )
     if "hosts" in raw and not made.hosts:
         raise Refused("the cluster has no hosts", at=source.at("hosts"), try_="add a [[hosts]] table, or drop the key")
     named = tuple(_host(host, n, made, source, warnings) for n, host in enumerate(made.hosts))
@@ -186,8 +215,9 @@ def convert(raw: Any, kind: type[Made], where: str, source: Source) -> Made:
         said, _, path = str(error).partition(" - at `$")
         path = path.rstrip("`").replace("[...]", "")
         full = (where + path if path.startswith("[") else f"{where}{path}").lstrip(".")
-        raise Refused(f"{full or where} has a wrong value", at=source.at(full), because=_plain(said),
-                      try_=_choices(full)) from None
+        raise Refused(
+            f"{full or where} has a wrong value", at=source.at(full), because=_plain(said), try_=_choices(full)
+        ) from None
 
 
 def _choices(path: str) -> str:
@@ -217,8 +247,15 @@ def takes(hint: Any) -> str:
 
 
 def _plain(said: str) -> str:
-    words = {"`int`": "a whole number", "`str`": "text", "`bool`": "true or false", "`array`": "a list",
-             "`float`": "a number", "`object`": "a table", "`null`": "nothing"}
+    words = {
+        "`int`": "a whole number",
+        "`str`": "text",
+        "`bool`": "true or false",
+        "`array`": "a list",
+        "`float`": "a number",
+        "`object`": "a table",
+        "`null`": "nothing",
+    }
     for theirs, ours in words.items():
         said = said.replace(theirs, ours)
     if both := re.fullmatch(r"Expected `([\w| ]+)`, got (.*)", said):
@@ -238,8 +275,12 @@ def _old_names(run: dict[str, Any], source: Source, warnings: list[str]) -> dict
         if old not in run:
             continue
         if new in run:
-            raise Refused(f"{old} and {new} are the same thing, and both are given", at=source.at(f"run.{old}"),
-                          because=f"{old} is {'the old' if old == 'master' else 'another'} name of {new}", try_=f"keep {new}")
+            raise Refused(
+                f"{old} and {new} are the same thing, and both are given",
+                at=source.at(f"run.{old}"),
+                because=f"{old} is {'the old' if old == 'master' else 'another'} name of {new}",
+                try_=f"keep {new}",
+            )
         if old == "master":
             warnings.append(f"{source.at('run.master')}: master is the old name of the chief; it is taken as chief")
         run[new] = run.pop(old)
@@ -253,13 +294,20 @@ def _known(raw: dict[str, Any], kind: Any, where: str, source: Source, without: 
         return
     told = []
     for name in strangers:
-        near = nearest(name.removesuffix("_hosts"), list(JOBS)) if where == "run" and "_hosts" in name else nearest(name, known)
+        near = (
+            nearest(name.removesuffix("_hosts"), list(JOBS))
+            if where == "run" and "_hosts" in name
+            else nearest(name, known)
+        )
         told.append(f"{name}" + (f" -> {near}" if near else ""))
     path = f"{where}.{strangers[0]}" if where else strangers[0]
     tables = {"": "at the top", "run": "in [run]"}.get(where, "in [[hosts]]")
-    raise Refused(f"unknown {'setting' if len(strangers) == 1 else 'settings'} {', '.join(map(repr, strangers))}",
-                  at=source.at(path), because="nearest valid: " + "; ".join(told) if any("->" in t for t in told) else "",
-                  try_=f"{tables} there may be: {', '.join(known)}")
+    raise Refused(
+        f"unknown {'setting' if len(strangers) == 1 else 'settings'} {', '.join(map(repr, strangers))}",
+        at=source.at(path),
+        because="nearest valid: " + "; ".join(told) if any("->" in t for t in told) else "",
+        try_=f"{tables} there may be: {', '.join(known)}",
+    )
 
 
 def _host(host: Host, n: int, cluster: Cluster, source: Source, warnings: list[str]) -> Host:
@@ -272,11 +320,18 @@ def _host(host: Host, n: int, cluster: Cluster, source: Source, warnings: list[s
         warnings.append(f"{source.at(where + '.address')}: {odd}")
     name = host.name or address
     if not re.fullmatch(r"[^\s/\x00-\x1f]{1,64}", name) or name.startswith("-"):
-        raise Refused(f"{name[:80]!r} cannot be the name of a host", at=source.at(f"{where}.name"),
-                      because="a name has 1 to 64 characters without blanks or slashes, and no dash in front")
+        raise Refused(
+            f"{name[:80]!r} cannot be the name of a host",
+            at=source.at(f"{where}.name"),
+            because="a name has 1 to 64 characters without blanks or slashes, and no dash in front",
+        )
     if isinstance(host.gpus, list) and (len(set(host.gpus)) < len(host.gpus) or any(g < 0 for g in host.gpus)):
-        raise Refused(f"gpus of {name} are not a list of different indices", at=source.at(f"{where}.gpus"),
-                      because=f"{host.gpus}", try_="gpus = 4, or gpus = [0, 1, 2, 3]")
+        raise Refused(
+            f"gpus of {name} are not a list of different indices",
+            at=source.at(f"{where}.gpus"),
+            because=f"{host.gpus}",
+            try_="gpus = 4, or gpus = [0, 1, 2, 3]",
+        )
     for variable in host.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
             raise Refused(f"{variable!r} cannot be the name of a variable", at=source.at(f"{where}.env"))
@@ -289,14 +344,21 @@ def _no_twins(hosts: tuple[Host, ...], source: Source) -> None:
     for n, host in enumerate(hosts):
         where = source.at(f"hosts[{n}]")
         if host.name in names:
-            raise Refused(f"two hosts are called {host.name!r}", at=where, because=f"hosts[{names[host.name]}] is too",
-                          try_="give each its own name")
+            raise Refused(
+                f"two hosts are called {host.name!r}",
+                at=where,
+                because=f"hosts[{names[host.name]}] is too",
+                try_="give each its own name",
+            )
         # Two sshd at one address are two hosts (containers that share an IP); the same place twice is a slip.
         place = (key(host.address), host.ssh)
         if place in places:
-            raise Refused(f"{host.name} and {hosts[places[place]].name} are the same machine", at=where,
-                          because=f"both have address {host.address}" + (f" and ssh {host.ssh}" if host.ssh else ""),
-                          try_="list a machine once; its share of tasks comes from gpus and slots")
+            raise Refused(
+                f"{host.name} and {hosts[places[place]].name} are the same machine",
+                at=where,
+                because=f"both have address {host.address}" + (f" and ssh {host.ssh}" if host.ssh else ""),
+                try_="list a machine once; its share of tasks comes from gpus and slots",
+            )
         names[host.name] = places[place] = n
 
 
@@ -305,14 +367,26 @@ def check_run(run: Run, source: Source) -> list[str]:
     warnings: list[str] = []
     port_range(run.ports, source.at("run.ports"))
     if isinstance(run.chief, list) and len(run.chief) > 1:
-        raise Refused("there are two chiefs", at=source.at("run.chief"), because=", ".join(run.chief),
-                      try_="a cluster has one chief; the others are workers")
+        raise Refused(
+            "there are two chiefs",
+            at=source.at("run.chief"),
+            because=", ".join(run.chief),
+            try_="a cluster has one chief; the others are workers",
+        )
     if run.workers in (0, []) and run.kind != "pss":
-        raise Refused("there is no worker", at=source.at("run.workers"), because="nobody would compute",
-                      try_="workers = 1 or more")
+        raise Refused(
+            "there is no worker",
+            at=source.at("run.workers"),
+            because="nobody would compute",
+            try_="workers = 1 or more",
+        )
     if run.workers in (0, []):
-        raise Refused("there is no worker", at=source.at("run.workers"),
-                      because="the chief of a ParameterServerStrategy only coordinates", try_="workers = 1 or more")
+        raise Refused(
+            "there is no worker",
+            at=source.at("run.workers"),
+            because="the chief of a ParameterServerStrategy only coordinates",
+            try_="workers = 1 or more",
+        )
     _check_kind(run, source)
     seen: dict[str, str] = {}
     for job, seats in (("chief", chief_seats(run)), ("ps", run.ps), ("workers", run.workers)):
@@ -323,35 +397,64 @@ def check_run(run: Run, source: Source) -> list[str]:
                 warnings.append(f"{where}: {odd}")
             task = f"{'worker' if job == 'workers' else job}/{n}"
             if (other := seen.setdefault(address.key, task)) != task:
-                raise Refused(f"{other} and {task} have the same address {seat}", at=where,
-                              because="TensorFlow takes it and both then fight for one port", try_="a port for each task")
+                raise Refused(
+                    f"{other} and {task} have the same address {seat}",
+                    at=where,
+                    because="TensorFlow takes it and both then fight for one port",
+                    try_="a port for each task",
+                )
     counted = [job for job in JOBS if isinstance(getattr(run, job), list | str)]
     plain = [job for job in JOBS if isinstance(getattr(run, job), int) and getattr(run, job)]
     if counted and plain:
-        raise Refused(f"{' and '.join(counted)} {'has' if len(counted) == 1 else 'have'} exact seats, {' and '.join(plain)} a count",
-                      at=source.at(f"run.{plain[0]}"), because="ports could collide", try_="seats for all, or counts for all")
+        raise Refused(
+            f"exact seats for {' and '.join(counted)}, but a count for {' and '.join(plain)}",
+            at=source.at(f"run.{plain[0]}"),
+            because="ports could collide",
+            try_="seats for all, or counts for all",
+        )
     return warnings
 
 
 def _check_kind(run: Run, source: Source) -> None:
     if run.kind == "pss" and run.chief is False:
-        raise Refused("kind pss needs exactly one chief", at=source.at("run.chief"),
-                      because="the chief runs the ClusterCoordinator; workers and ps only serve", try_="chief = true")
+        raise Refused(
+            "kind pss needs exactly one chief",
+            at=source.at("run.chief"),
+            because="the chief runs the ClusterCoordinator; workers and ps only serve",
+            try_="chief = true",
+        )
     if run.kind == "mwms" and run.ps not in (None, 0, []):
-        raise Refused("kind mwms has no ps", at=source.at("run.ps"), because="its workers exchange gradients among themselves",
-                      try_="drop ps, or use kind v1 or pss")
+        raise Refused(
+            "kind mwms has no ps",
+            at=source.at("run.ps"),
+            because="its workers exchange gradients among themselves",
+            try_="drop ps, or use kind v1 or pss",
+        )
     if run.ps in (0, []) and not (run.kind == "mwms" and run.engine == "tensorflow"):
-        raise Refused("there is no ps", at=source.at("run.ps"), because="the parameters live on the ps", try_="ps = 1 or more")
+        raise Refused(
+            "there is no ps", at=source.at("run.ps"), because="the parameters live on the ps", try_="ps = 1 or more"
+        )
     if run.tf1 and (run.engine != "tensorflow" or run.kind != "v1"):
-        raise Refused("tf1 goes with the tensorflow engine and kind v1", at=source.at("run.tf1"),
-                      because=f"engine is {run.engine}, kind is {run.kind}", try_="drop the other setting")
+        raise Refused(
+            "tf1 goes with the tensorflow engine and kind v1",
+            at=source.at("run.tf1"),
+            because=f"engine is {run.engine}, kind is {run.kind}",
+            try_="drop the other setting",
+        )
     workers = len(run.workers) if isinstance(run.workers, list) else run.workers
     if run.spare and (run.mode != "sync" or run.spare >= workers):
-        raise Refused("spare goes with sync, and is less than the workers", at=source.at("run.spare"),
-                      because=f"mode is {run.mode}, workers are {workers}, spare is {run.spare}")
+        raise Refused(
+            "spare goes with sync, and is less than the workers",
+            at=source.at("run.spare"),
+            because=f"mode is {run.mode}, workers are {workers}, spare is {run.spare}",
+        )
     if (run.max_staleness is not None) != (run.mode == "bounded"):
-        raise Refused("max_staleness goes with mode bounded", at=source.at("run.max_staleness" if run.max_staleness is not None else "run.mode"),
-                      because=f"mode is {run.mode}, max_staleness is {run.max_staleness}", try_="mode = \"bounded\", max_staleness = 3")
+        raise Refused(
+            "max_staleness goes with mode bounded",
+            at=source.at("run.max_staleness" if run.max_staleness is not None else "run.mode"),
+            because=f"mode is {run.mode}, max_staleness is {run.max_staleness}",
+            try_='mode = "bounded", max_staleness = 3',
+        )
 
 
 def chief_seats(run: Run) -> list[str]:
@@ -365,7 +468,9 @@ def port_range(text: str, where: str) -> range:
     found = re.fullmatch(r"(\d{1,6})-(\d{1,6})", text)
     if found and 1024 <= int(found[1]) <= int(found[2]) <= 65535:
         return range(int(found[1]), int(found[2]) + 1)
-    raise Refused(f"{text!r} is no range of ports", at=where, try_='two ports from 1024 to 65535: ports = "20000-20999"')
+    raise Refused(
+        f"{text!r} is no range of ports", at=where, try_='two ports from 1024 to 65535: ports = "20000-20999"'
+    )
 
 
 def seats(run: Run, job: str) -> list[Address]:

@@ -9,7 +9,7 @@ after the attempt that sent it is over: state drops those instead of mistaking t
 
 import json
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class Waiting(Event):
-    """Everybody waits, and this says for whom: ``who`` waits for ``whom`` since ``since``, most likely because ``why``."""
+    """``who`` waits for ``whom`` since ``since``, most likely because of ``why``."""
 
     who: str
     whom: str
@@ -145,7 +145,7 @@ class Thawed(TaskEvent):
 
 @dataclass(frozen=True)
 class Exited(TaskEvent):
-    """``code`` is the exit code, or minus the signal. ``error`` is the last line of a Python traceback, ``trace`` all of it.
+    """``code`` is the exit code, or minus the signal; ``error`` the last line of the Python traceback ``trace``.
 
     ``swept`` counts processes that the task had left behind and that were ended with it.
     """
@@ -175,7 +175,7 @@ class Total(TaskEvent):
 
 @dataclass(frozen=True)
 class Step(TaskEvent):
-    """``step`` is the global step, ``local`` the steps this task has done in this attempt. Sent a few times a second."""
+    """``step`` is the global step, ``local`` the steps of this task in this attempt. Sent a few times a second."""
 
     step: int
     local: int
@@ -261,4 +261,4 @@ class Finish:
     ok: bool
 
 
-Action = Union[Start, Release, Stop, Finish]
+Action = Start | Release | Stop | Finish

@@ -113,7 +113,9 @@ class RunFolder:
         try:
             return msgspec.json.decode((self.path / "plan.json").read_bytes(), type=Plan)
         except (OSError, msgspec.DecodeError) as error:
-            raise Refused(f"run {self.id} has no plan that can be read", at=str(self.path), because=str(error)) from None
+            raise Refused(
+                f"run {self.id} has no plan that can be read", at=str(self.path), because=str(error)
+            ) from None
 
     def state(self, plan: Plan) -> State:
         """What the journal says, folded."""
@@ -149,8 +151,12 @@ def _safe_root(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = root.stat()
     if found.st_uid != os.getuid():
-        raise Refused("the folder of runs belongs to somebody else", at=str(root), because=f"its owner is uid {found.st_uid}",
-                      try_="MUSTER_RUNS=/a/folder/of/yours")
+        raise Refused(
+            "the folder of runs belongs to somebody else",
+            at=str(root),
+            because=f"its owner is uid {found.st_uid}",
+            try_="MUSTER_RUNS=/a/folder/of/yours",
+        )
     if stat.S_IMODE(found.st_mode) & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise Refused("anybody may write into the folder of runs", at=str(root), try_=f"chmod o-w {root}")
     return root
@@ -204,8 +210,11 @@ def find(name: str = "") -> RunFolder:
     begun = exact or [run for run in known if run.id.startswith(name)]
     if len(begun) == 1:
         return begun[0]
-    raise Refused(f"{'several runs begin' if begun else 'no run begins'} with {name!r}", at=str(runs_root()),
-                  try_="one of: " + ", ".join(run.id for run in (begun or known)[:8]))
+    raise Refused(
+        f"{'several runs begin' if begun else 'no run begins'} with {name!r}",
+        at=str(runs_root()),
+        try_="one of: " + ", ".join(run.id for run in (begun or known)[:8]),
+    )
 
 
 def ports_in_use(root: Path) -> set[int]:

@@ -4,7 +4,7 @@ A plan is a value: ``muster plan`` prints it, the run folder keeps it, the super
 after it, so what it shows is what happens.
 
 Where the file gives exact seats, they are taken as they are. Where it gives counts, tasks are placed: ps first on hosts
-without GPUs, since a ps computes little and moves every byte; workers where most GPUs are still free; both spread evenly.
+without GPUs, since a ps computes little and moves every byte; workers where most GPUs are still free; both spread.
 """
 
 import json
@@ -121,7 +121,9 @@ def make_plan(
         task = _task(seat, run, script, chief, addresses, cwd, python, facts.get(seat.host.name, Facts()))
         tasks[task.id] = task
     name = cluster.name or Path(script.path).stem or "run"
-    return Plan(name, cluster.launcher, script, run, tuple(hosts) or (HERE,), chief, tasks, tuple(notes), exact, cluster.source)
+    return Plan(
+        name, cluster.launcher, script, run, tuple(hosts) or (HERE,), chief, tasks, tuple(notes), exact, cluster.source
+    )
 
 
 def _count(run: Run, role: str) -> int:
@@ -141,11 +143,16 @@ def _exact(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, Fa
             if host is None:
                 if cluster.hosts:
                     known = ", ".join(h.address for h in cluster.hosts)
-                    raise Refused(f"{role}/{index} sits on {address.host}, which is no host of the cluster",
-                                  at=f"{cluster.source}: run.{job}[{index}]", because=f"[[hosts]] has {known}",
-                                  try_="add a [[hosts]] table for it, or drop all [[hosts]] tables")
+                    raise Refused(
+                        f"{role}/{index} sits on {address.host}, which is no host of the cluster",
+                        at=f"{cluster.source}: run.{job}[{index}]",
+                        because=f"[[hosts]] has {known}",
+                        try_="add a [[hosts]] table for it, or drop all [[hosts]] tables",
+                    )
                 host = by_address[key(address.host)] = Host(name=address.host, address=address.host)
-            yield Seat(role, index, msgspec.structs.replace(host, address=address.host), address.port, (), "the file says so")
+            yield Seat(
+                role, index, msgspec.structs.replace(host, address=address.host), address.port, (), "the file says so"
+            )
 
 
 def _placed(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, Facts]) -> Iterator[Seat]:
@@ -155,9 +162,12 @@ def _placed(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, F
     free = {h.name: iter([p for p in ports if p not in facts.get(h.name, Facts()).busy]) for h in hosts}
     room = {h.name: h.slots if h.slots is not None else len(ports) for h in hosts}
     if asked > sum(room.values()):
-        raise Refused(f"{asked} tasks do not fit on {sum(room.values())} seats", at=at,
-                      because=", ".join(f"{h.name} has {room[h.name]}" for h in hosts[:6]) + (" ..." if len(hosts) > 6 else ""),
-                      try_="fewer tasks, more hosts, more slots, or a wider range of ports")
+        raise Refused(
+            f"{asked} tasks do not fit on {sum(room.values())} seats",
+            at=at,
+            because=", ".join(f"{h.name} has {room[h.name]}" for h in hosts[:6]) + (" ..." if len(hosts) > 6 else ""),
+            try_="fewer tasks, more hosts, more slots, or a wider range of ports",
+        )
     used: Counter[str] = Counter()
     gpus_left = {h.name: len(_gpus_of(h, facts) or ()) for h in hosts}
 
@@ -165,8 +175,12 @@ def _placed(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, F
         used[host.name] += 1
         port = next(free[host.name], None)
         if port is None:
-            raise Refused(f"no port is free for {role}/{index} on {host.name}", at=f"{at}.ports", because=f"{run.ports} is in use",
-                          try_='a wider range: ports = "20000-29999"')
+            raise Refused(
+                f"no port is free for {role}/{index} on {host.name}",
+                at=f"{at}.ports",
+                because=f"{run.ports} is in use",
+                try_='a wider range: ports = "20000-29999"',
+            )
         return Seat(role, index, host, port, (), why)
 
     def roomy() -> list[Host]:
@@ -174,13 +188,21 @@ def _placed(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, F
 
     def compute(role: str, index: int) -> Seat:
         host = max(roomy(), key=lambda h: (gpus_left[h.name] > 0, -used[h.name], gpus_left[h.name]))
-        why = "most GPUs free here" if gpus_left[host.name] > 0 and len(hosts) > 1 else "fewest tasks here" if len(hosts) > 1 else "one host"
+        why = (
+            "most GPUs free here"
+            if gpus_left[host.name] > 0 and len(hosts) > 1
+            else "fewest tasks here"
+            if len(hosts) > 1
+            else "one host"
+        )
         gpus_left[host.name] -= run.gpus_per_worker if run.gpus_per_worker is not None else 1
         return take(role, index, host, why)
 
     for index in range(_count(run, "ps")):
         host = min(roomy(), key=lambda h: (used[h.name], gpus_left[h.name] > 0))
-        spare = "a host without GPUs" if gpus_left[host.name] == 0 and any(gpus_left.values()) else "spread over the hosts"
+        spare = (
+            "a host without GPUs" if gpus_left[host.name] == 0 and any(gpus_left.values()) else "spread over the hosts"
+        )
         yield take("ps", index, host, spare if len(hosts) > 1 else "one host")
     for role in ("chief", "worker"):
         for index in range(_count(run, role)):
@@ -197,30 +219,48 @@ def _gpus_of(host: Host, facts: Mapping[str, Facts]) -> tuple[int, ...] | None:
     return found[: host.gpus] if found is not None and len(found) >= host.gpus else tuple(range(host.gpus))
 
 
-def _deal_gpus(placed: list[Seat], run: Run, facts: Mapping[str, Facts], cluster: Cluster, notes: list[str]) -> list[Seat]:
+def _deal_gpus(
+    placed: list[Seat], run: Run, facts: Mapping[str, Facts], cluster: Cluster, notes: list[str]
+) -> list[Seat]:
     dealt: dict[int, tuple[int, ...]] = {}
     for name in dict.fromkeys(seat.host.name for seat in placed):
-        rows = [n for n, s in enumerate(placed) if s.host.name == name and (s.role == "worker" or (s.role == "chief" and run.kind != "pss"))]
+        rows = [
+            n
+            for n, s in enumerate(placed)
+            if s.host.name == name and (s.role == "worker" or (s.role == "chief" and run.kind != "pss"))
+        ]
         host = next(seat.host for seat in placed if seat.host.name == name)
         have, found = _gpus_of(host, facts) or (), facts.get(name, Facts()).gpus
         if found is not None and (missing := [g for g in have if g not in found]):
-            raise Refused(f"{name} has no GPU {', '.join(map(str, missing))}", at=f"{cluster.source}: hosts {name}.gpus",
-                          because=f"it shows {len(found)} GPU(s)" + (f": {', '.join(map(str, found))}" if found else ""),
-                          try_=f"gpus = {len(found)}")
+            raise Refused(
+                f"{name} has no GPU {', '.join(map(str, missing))}",
+                at=f"{cluster.source}: hosts {name}.gpus",
+                because=f"it shows {len(found)} GPU(s)" + (f": {', '.join(map(str, found))}" if found else ""),
+                try_=f"gpus = {len(found)}",
+            )
         each = run.gpus_per_worker
         if each and each * len(rows) > len(have):
-            raise Refused(f"{len(rows)} workers on {name} want {each * len(rows)} GPUs, and it has {len(have)}",
-                          at=f"{cluster.source or name}: run.gpus_per_worker", because=f"gpus_per_worker is {each}",
-                          try_=f"fewer workers there, gpus_per_worker = {len(have) // len(rows)}, or leave it out to share GPUs")
+            raise Refused(
+                f"{len(rows)} workers on {name} want {each * len(rows)} GPUs, and it has {len(have)}",
+                at=f"{cluster.source or name}: run.gpus_per_worker",
+                because=f"gpus_per_worker is {each}",
+                try_=f"fewer workers there, gpus_per_worker = {len(have) // len(rows)}, or leave it out to share GPUs",
+            )
         if each is None:
             each = len(have) // len(rows) if rows and len(have) >= len(rows) else 0
             if have and 0 < len(have) < len(rows):
-                notes.append(f"{len(rows)} workers share {len(have)} GPU(s) on {name}: each gets one, and some get the same one")
+                notes.append(
+                    f"{len(rows)} workers share {len(have)} GPU(s) on {name}: each gets one, and some get the same one"
+                )
                 dealt |= {row: (have[n % len(have)],) for n, row in enumerate(rows)}
                 continue
         dealt |= {row: have[n * each : (n + 1) * each] for n, row in enumerate(rows)}
     if not any(dealt.values()):
-        notes.append("no GPU here: the workers compute on the CPU" if any(f.gpus == () for f in facts.values()) else "no GPU is dealt out")
+        notes.append(
+            "no GPU here: the workers compute on the CPU"
+            if any(f.gpus == () for f in facts.values())
+            else "no GPU is dealt out"
+        )
     return [msgspec.structs.replace(seat, gpus=dealt.get(n, ())) for n, seat in enumerate(placed)]
 
 
@@ -230,8 +270,12 @@ def _no_loopback_between_hosts(placed: list[Seat], cluster: Cluster) -> None:
         return
     for host in hosts.values():
         if is_loopback(host.address):
-            raise Refused(f"{host.name} has a loopback address in a cluster of several hosts", at=cluster.source,
-                          because=f"at {host.address} every other host finds itself", try_="the address that the others dial")
+            raise Refused(
+                f"{host.name} has a loopback address in a cluster of several hosts",
+                at=cluster.source,
+                because=f"at {host.address} every other host finds itself",
+                try_="the address that the others dial",
+            )
 
 
 def _say(placed: list[Seat], run: Run, chief: str, facts: Mapping[str, Facts]) -> Iterator[str]:
@@ -239,23 +283,38 @@ def _say(placed: list[Seat], run: Run, chief: str, facts: Mapping[str, Facts]) -
     if chief == "worker/0":
         yield "worker/0 is the chief (no separate one is asked for)"
     if counts["ps"] and counts["worker"] + counts["chief"] > 8 * counts["ps"]:
-        yield f"{counts['worker']} workers on {counts['ps']} ps: the ps may become the bottleneck; one for four workers is usual"
+        yield f"{counts['worker']} workers on {counts['ps']} ps: the ps may be the bottleneck; one for four is usual"
     if run.mode == "sync" and run.spare:
         yield f"sync with spare = {run.spare}: up to {run.spare} gradient(s) a round come late and are dropped"
     for name in dict.fromkeys(seat.host.name for seat in placed):
         known = facts.get(name, Facts())
         if known.proxies:
-            yield (f"{', '.join(known.proxies)} is set on {name}, and gRPC would send cluster traffic there: "
-                   "the cluster's addresses are added to no_proxy")
+            yield (
+                f"{', '.join(known.proxies)} is set on {name}, and gRPC would send cluster traffic there: "
+                "the cluster's addresses are added to no_proxy"
+            )
 
 
 def _task(
-    seat: Seat, run: Run, script: Script, chief: str, addresses: dict[str, list[str]], cwd: str, python: str, facts: Facts
+    seat: Seat,
+    run: Run,
+    script: Script,
+    chief: str,
+    addresses: dict[str, list[str]],
+    cwd: str,
+    python: str,
+    facts: Facts,
 ) -> Task:
     me = f"{seat.role}/{seat.index}"
     role_of = {
-        "cluster": addresses, "chief": chief, "engine": run.engine, "kind": run.kind, "mode": run.mode,
-        "spare": run.spare, "max_staleness": run.max_staleness, "checkpoints": run.checkpoints,
+        "cluster": addresses,
+        "chief": chief,
+        "engine": run.engine,
+        "kind": run.kind,
+        "mode": run.mode,
+        "spare": run.spare,
+        "max_staleness": run.max_staleness,
+        "checkpoints": run.checkpoints,
     }
     env = {
         "MUSTER_TASK": me,
@@ -271,8 +330,18 @@ def _task(
         env["no_proxy"] = _no_proxy(addresses, seat.host.env.get("no_proxy", facts.no_proxy))
     interpreter = seat.host.python or python
     return Task(
-        id=me, role=seat.role, index=seat.index, host=seat.host.name, address=seat.host.address, port=seat.port, gpus=seat.gpus,
-        python=interpreter, cwd=seat.host.cwd or cwd, argv=_argv(seat, run, script, interpreter), env=env, why=seat.why,
+        id=me,
+        role=seat.role,
+        index=seat.index,
+        host=seat.host.name,
+        address=seat.host.address,
+        port=seat.port,
+        gpus=seat.gpus,
+        python=interpreter,
+        cwd=seat.host.cwd or cwd,
+        argv=_argv(seat, run, script, interpreter),
+        env=env,
+        why=seat.why,
     )
 
 
@@ -299,8 +368,17 @@ def check_task_name(name: str, plan: Plan) -> Task:
         return plan.tasks[name]
     role, slash, index = name.partition("/")
     peers = plan.of(role)
-    if slash and peers and not (index.isdigit() and str(int(index)) in {str(p.index) for p in peers} and index == str(int(index))):
-        raise Refused(f"there is no {name}", at=plan.source or plan.name,
-                      because=f"{role} has {len(peers)} task(s), 0 to {len(peers) - 1}: " + ", ".join(p.where for p in peers[:8]),
-                      try_=", ".join(p.id for p in peers[:8]))
-    raise Refused(f"there is no task {name!r}", at=plan.source or plan.name, try_="one of: " + ", ".join(list(plan.tasks)[:12]))
+    if (
+        slash
+        and peers
+        and not (index.isdigit() and str(int(index)) in {str(p.index) for p in peers} and index == str(int(index)))
+    ):
+        raise Refused(
+            f"there is no {name}",
+            at=plan.source or plan.name,
+            because=f"{role} has {len(peers)} task(s), 0 to {len(peers) - 1}: " + ", ".join(p.where for p in peers[:8]),
+            try_=", ".join(p.id for p in peers[:8]),
+        )
+    raise Refused(
+        f"there is no task {name!r}", at=plan.source or plan.name, try_="one of: " + ", ".join(list(plan.tasks)[:12])
+    )

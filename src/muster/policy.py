@@ -4,8 +4,8 @@ Decisions look at what is true, never at what just happened, so a supervisor tha
 one that never left.
 
 How far a failure spreads is the heart of parameter-server training, so it is a table. A worker holds nothing that
-matters and restarts alone. A ps holds weights and the chief holds the schedule: over TensorFlow's runtime, losing either
-sends everyone back to the checkpoint. All-reduce has no bystanders at all.
+matters and restarts alone. A ps holds weights and the chief holds the schedule: over TensorFlow's runtime, losing
+either sends everyone back to the checkpoint. All-reduce has no bystanders at all.
 
 A run ends for one of the reasons that ``verdict`` gives, in this order: somebody asked for it; it is done; it is lost.
 Ending is the same for all: workers first, ps last, since a worker may still be saving what a ps holds.
@@ -60,8 +60,11 @@ def decide(state: State, now: float, plan: Plan) -> Iterator[Action]:
     idle = {name: t for name, t in state.tasks.items() if t.phase in IDLE}
     if together:
         cause = next(n for n, t in idle.items() if t.phase is Phase.FAILED and spread(plan.tasks[n], plan) is EVERYONE)
-        yield from (Stop(n, f"{cause} failed: everyone goes back to the checkpoint", plan.run.grace)
-                    for n, t in alive.items() if t.phase is not Phase.STOPPING)
+        yield from (
+            Stop(n, f"{cause} failed: everyone goes back to the checkpoint", plan.run.grace)
+            for n, t in alive.items()
+            if t.phase is not Phase.STOPPING
+        )
         done = [n for n, t in state.tasks.items() if t.phase is Phase.DONE]
         if alive or now < max(ready_at(t, plan.run) for t in idle.values()):
             return  # everyone out, then everyone in
@@ -165,7 +168,11 @@ def _open_barrier(state: State, now: float, plan: Plan) -> Iterator[Action]:
     if not ready:
         return
     started = any(state.tasks[t.id].released for t in plan.workers)
-    missing = [t.id for t in plan.workers if state.tasks[t.id].phase in (Phase.STARTING, Phase.RUNNING) and not state.tasks[t.id].released]
+    missing = [
+        t.id
+        for t in plan.workers
+        if state.tasks[t.id].phase in (Phase.STARTING, Phase.RUNNING) and not state.tasks[t.id].released
+    ]
     waited = now - min(state.tasks[name].since for name in ready)
     if started or not missing or waited >= plan.run.barrier:
         yield from (Release(name) for name in ready)

@@ -35,14 +35,19 @@ def find_script(words: Sequence[str]) -> Script:
     if not path.exists():
         folder = path.parent if path.parent.is_dir() else Path()
         near = [p.name for p in folder.glob("*.py")][:8]
-        raise Refused(f"there is no script {str(path)!r}", at=str(Path.cwd()),
-                      try_=f"{folder}/ has {', '.join(near)}" if near else "name a Python file")
+        raise Refused(
+            f"there is no script {str(path)!r}",
+            at=str(Path.cwd()),
+            try_=f"{folder}/ has {', '.join(near)}" if near else "name a Python file",
+        )
     if not path.is_file():
         raise Refused(f"{str(path)!r} is no file", at=str(Path.cwd()))
     if path.suffix == ".py":
         check_syntax(path)
     elif not os.access(path, os.X_OK):
-        raise Refused(f"{str(path)!r} is neither a .py file nor executable", at=str(Path.cwd()), try_=f"chmod +x {path}")
+        raise Refused(
+            f"{str(path)!r} is neither a .py file nor executable", at=str(Path.cwd()), try_=f"chmod +x {path}"
+        )
     return Script(str(path.absolute()), tuple(words[1:]))
 
 
@@ -52,8 +57,11 @@ def check_syntax(path: Path) -> None:
         compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        raise Refused(f"{path.name} is not valid Python", at=f"{path}, line {line}" if line else str(path),
-                      because=getattr(error, "msg", None) or str(error)) from None
+        raise Refused(
+            f"{path.name} is not valid Python",
+            at=f"{path}, line {line}" if line else str(path),
+            because=getattr(error, "msg", None) or str(error),
+        ) from None
     except OSError as error:
         raise Refused(f"{path.name} cannot be read", at=str(path), because=str(error)) from None
 
@@ -70,10 +78,18 @@ def check_here(plan: Plan) -> None:
     """What can be known before anything starts, on this machine. Raises Refused."""
     for python in dict.fromkeys(task.python for task in plan.tasks.values()):
         if shutil.which(python) is None:
-            raise Refused(f"there is no interpreter {python!r}", at=plan.source or "this machine", try_="python = \"/path/to/python\" in [[hosts]]")
+            raise Refused(
+                f"there is no interpreter {python!r}",
+                at=plan.source or "this machine",
+                try_='python = "/path/to/python" in [[hosts]]',
+            )
     for task in plan.tasks.values():
         if not Path(task.cwd).is_dir():
-            raise Refused(f"the folder of {task.id} does not exist", at=f"{task.host}: {task.cwd}", try_="cwd = \"...\" in [[hosts]]")
+            raise Refused(
+                f"the folder of {task.id} does not exist",
+                at=f"{task.host}: {task.cwd}",
+                try_='cwd = "..." in [[hosts]]',
+            )
     for name in {task.address for task in plan.tasks.values()}:
         _is_here(name, plan)
 
@@ -84,8 +100,12 @@ def _is_here(name: str, plan: Plan) -> None:
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise Refused(f"{name}, the address of {who}, leads nowhere", at=plan.source or "this machine", because=str(error),
-                      try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host") from None
+        raise Refused(
+            f"{name}, the address of {who}, leads nowhere",
+            at=plan.source or "this machine",
+            because=str(error),
+            try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host",
+        ) from None
     for family, kind, proto, _, address in found:
         with socket.socket(family, kind, proto) as probe:
             try:
@@ -93,9 +113,12 @@ def _is_here(name: str, plan: Plan) -> None:
                 return
             except OSError:
                 continue
-    raise Refused(f"{name}, the address of {who}, is not this machine", at=plan.source or "this machine",
-                  because=f"it is {found[0][4][0]}, and the launcher is local",
-                  try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host")
+    raise Refused(
+        f"{name}, the address of {who}, is not this machine",
+        at=plan.source or "this machine",
+        because=f"it is {found[0][4][0]}, and the launcher is local",
+        try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host",
+    )
 
 
 class Signals:
@@ -139,7 +162,7 @@ def signals() -> Iterator[Signals]:
 def run_here(
     cluster: Cluster, script: Script, watchers: Watchers, only: str = "", bells: Sequence[Doorbell] = ()
 ) -> tuple[Plan, Summary, RunFolder]:
-    """Runs ``script`` on this machine to its end. A port that somebody takes meanwhile is replaced where the plan chose it."""
+    """Runs ``script`` on this machine to its end. A port taken meanwhile is replaced where the plan had chosen it."""
     avoid: frozenset[int] = frozenset()
     for tried in range(PORT_TRIES):
         with planning_lock() as root:
@@ -170,8 +193,15 @@ def carry_out(
     with signals() as bell:
         try:
             launcher = AgentLauncher(
-                plan.hosts[:1], local.connect, run=folder.id, path=str(code), secret=os.urandom(32).hex(), drop=OURS,
-                foreground=only, doorbells=[bell, *bells], one_for_all=True,
+                plan.hosts[:1],
+                local.connect,
+                run=folder.id,
+                path=str(code),
+                secret=os.urandom(32).hex(),
+                drop=OURS,
+                foreground=only,
+                doorbells=[bell, *bells],
+                one_for_all=True,
             )
             for key in bells:
                 if hasattr(key, "attach"):

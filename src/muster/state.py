@@ -4,7 +4,7 @@ The supervisor, ``muster status``, the screens and recovery all get here the sam
 they cannot disagree.
 
 Phases are a table. Facts about a living task (it listens, it reports a step) change no phase. An event of an attempt
-that is over is late, not wrong, and is dropped; anything else that the table does not have is a bug that tells its story.
+that is over is late, not wrong, and is dropped; anything else that is not in the table is a bug, and tells its story.
 """
 
 from collections import deque
@@ -161,7 +161,7 @@ class State:
         elif isinstance(event, HostLost):
             self.hosts[event.host] = event.why
         elif isinstance(event, Waiting):
-            self.waits = [w for w in self.waits if w.whom != event.whom][-20:] + [event]
+            self.waits = [*[w for w in self.waits if w.whom != event.whom][-20:], event]
         else:
             assert isinstance(event, Warned)
 

@@ -55,11 +55,20 @@ def summarise(state: State, plan: Plan, now: float, folder: str = "") -> Summary
     span = state.high_at - state.low_at
     rate = (state.high - state.low) / span if state.low >= 0 and span > 0 and state.high > state.low else None
     return Summary(
-        run=state.run, ok=ok, cause=cause, because=because, try_=try_, trace="" if ok else _trace(state),
-        seconds=round(state.ended_at if state.ended else now, 3), steps=state.high,
-        steps_per_s=round(rate, 1) if rate else None, metrics=dict(state.metrics),
-        tasks=[_task(name, t, plan, folder) for name, t in state.tasks.items()], logs=f"{folder}/logs" if folder else "",
-        exit_code=_exit_code(ok, state, why), warnings=_warnings(state),
+        run=state.run,
+        ok=ok,
+        cause=cause,
+        because=because,
+        try_=try_,
+        trace="" if ok else _trace(state),
+        seconds=round(state.ended_at if state.ended else now, 3),
+        steps=state.high,
+        steps_per_s=round(rate, 1) if rate else None,
+        metrics=dict(state.metrics),
+        tasks=[_task(name, t, plan, folder) for name, t in state.tasks.items()],
+        logs=f"{folder}/logs" if folder else "",
+        exit_code=_exit_code(ok, state, why),
+        warnings=_warnings(state),
     )
 
 
@@ -121,15 +130,22 @@ def _because(event: Exited, log: str) -> str:
     if event.error:
         return f"{event.error}   (last lines of {log})"
     if event.code < 0:
-        return f"it was killed by {said_code(event.code)} from outside of Muster" if event.code in (-9, -15) else f"it died of {said_code(event.code)}"
+        return (
+            f"it was killed by {said_code(event.code)} from outside of Muster"
+            if event.code in (-9, -15)
+            else f"it died of {said_code(event.code)}"
+        )
     last = [line for line in event.tail.splitlines() if line.strip()]
     return f"{last[-1][:300]}   (last line of {log})" if last else f"it said nothing; see {log}"
 
 
 ADVICE = (
-    ("No module named 'tensorflow'", "install TensorFlow for {python}, or name another interpreter: python = \"...\" in the cluster file"),
+    (
+        "No module named 'tensorflow'",
+        'install TensorFlow for {python}, or name another interpreter: python = "..." in the cluster file',
+    ),
     ("No module named 'tf_keras'", "pip install tf_keras for {python}: Keras 3 cannot do this"),
-    ("No module named", "install it for {python}, or name another interpreter: python = \"...\" in the cluster file"),
+    ("No module named", 'install it for {python}, or name another interpreter: python = "..." in the cluster file'),
     ("Could not start gRPC server", "another process holds its port; give the task another one"),
     ("ResourceExhausted", "it ran out of memory: a smaller batch, or fewer workers on that host"),
     ("Too many pings", "keep-alive settings of the peers disagree: set GRPC_ARG_KEEPALIVE_TIME_MS alike in env"),
@@ -154,7 +170,7 @@ def _trace(state: State) -> str:
 
 def _warnings(state: State) -> list[str]:
     return [
-        f"the global step went backwards, {s.was} -> {s.now} (seen by {s.task} at {s.at:.0f} s): what was learned in between is lost"
+        f"the global step went backwards, {s.was} -> {s.now} ({s.task}, at {s.at:.0f} s): what it had learned is lost"
         for s in state.setbacks[:5]
     ]
 

@@ -136,12 +136,19 @@ class Notices:
 
     def _warnings(self, state: State, now: float, logs: Logs | None) -> Iterator[tuple[object, str, str]]:
         for setback in state.setbacks:
-            said = f"the global step went backwards, {setback.was} -> {setback.now}: the model was initialised again or restored"
+            said = (
+                f"the global step went backwards, {setback.was} -> {setback.now}: the model was made anew or restored"
+            )
             yield setback, f"{said}, and what was learned in between is lost", setback.task
         if logs and logs.trouble:
             yield "logs", logs.trouble, ""
         cause = state.cause
-        if state.high and isinstance(cause, Exited) and spread(self.plan.tasks[cause.task], self.plan) is EVERYONE and state.ended is None:
+        if (
+            state.high
+            and isinstance(cause, Exited)
+            and spread(self.plan.tasks[cause.task], self.plan) is EVERYONE
+            and state.ended is None
+        ):
             yield cause, self._back_to(cause, state), cause.task
         for task in self.plan.workers:
             yield from self._quiet(task.id, state, now)
@@ -150,11 +157,17 @@ class Notices:
         where = self.plan.run.checkpoints
         if where:
             return f"{cause.task} failed: everyone goes back to the last checkpoint in {where}"
-        return (f"{cause.task} failed, and no checkpoint folder is set: unless the script has its own, training starts over "
-                f"at step 0 (it was at {state.high})")
+        return (
+            f"{cause.task} failed, and no checkpoint folder is set: unless the script has one, training starts over "
+            f"at step 0 (it was at {state.high})"
+        )
 
     def _quiet(self, name: str, state: State, now: float) -> Iterator[tuple[object, str, str]]:
         t = state.tasks[name]
         last = max(t.stepped, self.heard.get(name, 0.0), t.started)
         if t.phase in ALIVE and t.phase is not Phase.READY and now - last > self.plan.run.quiet:
-            yield (name, "quiet", t.attempt, last), f"{name} has neither printed nor made a step for {now - last:.0f} s", name
+            yield (
+                (name, "quiet", t.attempt, last),
+                f"{name} has neither printed nor made a step for {now - last:.0f} s",
+                name,
+            )

@@ -1,8 +1,8 @@
 """Silence has words: who waits for whom, where, since when, and the likeliest reason.
 
 The commonest report of this field is that everybody waits and nobody says for whom. A worker over TensorFlow's runtime
-needs every ps, and the chief's initial values; all-reduce needs every worker; a coordinator needs everybody. A task is at
-the bottom of a wait if it is needed and is not there yet. Pure: state, time and plan in, rows out; the screen and
+needs every ps, and the chief's initial values; all-reduce needs every worker; a coordinator needs everybody. A task is
+at the bottom of a wait if it is needed and is not there yet. Pure: state, time and plan in, rows out; the screen and
 ``muster status`` both show exactly these rows.
 """
 
@@ -20,17 +20,21 @@ PATIENCE = 5.0  # seconds of silence before we speak
 @dataclass(frozen=True)
 class Wait:
     who: tuple[str, ...]
-    whom: str
-    where: str
+    whom: tuple[str, ...]
+    where: tuple[str, ...]  # host and address of each of whom
     since: float
     why: str
 
     def text(self, now: float) -> str:
+        """One sentence: who waits, for whom and where, since when, and most likely why."""
         verb = "waits" if len(self.who) == 1 else "wait"
-        return f"{', '.join(self.who)} {verb} for {self.whom} ({self.where}) since {now - self.since:.0f} s: {self.why}"
+        named = [f"{whom} ({where})" for whom, where in zip(self.whom, self.where, strict=True)]
+        more = f" and {len(named) - 4} more" if len(named) > 4 else ""
+        said = f"{', '.join(named[:4])}{more}, {now - self.since:.0f} s so far: "
+        return f"{', '.join(self.who)} {verb} for {said}{self.why}"
 
     def event(self, now: float) -> Waiting:
-        return Waiting(now, ", ".join(self.who), self.whom, self.where, self.since, self.why)
+        return Waiting(now, ", ".join(self.who), ", ".join(self.whom), ", ".join(self.where), self.since, self.why)
 
 
 def waits(state: State, now: float, plan: Plan, facts: dict[str, Facts] | None = None) -> list[Wait]:
@@ -48,9 +52,22 @@ def waits(state: State, now: float, plan: Plan, facts: dict[str, Facts] | None =
     for (whom_id, why), who in rows.items():
         since = min(at for _, at in who)
         if now - since >= PATIENCE:
-            task = plan.tasks[whom_id]
-            found.append(Wait(tuple(name for name, _ in who), whom_id, f"{task.host}, {task.where}", since, why))
-    return found + _absent(state, now, plan, {wait.whom for wait in found})
+            found.append(_wait(tuple(name for name, _ in who), plan.tasks[whom_id], since, why))
+    return _merged(found + _absent(state, now, plan, {wait.whom[0] for wait in found}))
+
+
+def _wait(who: tuple[str, ...], task: Task, since: float, why: str) -> Wait:
+    return Wait(who, (task.id,), (f"{task.host}, {task.where}",), since, why)
+
+
+def _merged(rows: list[Wait]) -> list[Wait]:
+    """Rows of the same waiters for the same reason as one."""
+    by: dict[tuple[tuple[str, ...], str], Wait] = {}
+    for row in rows:
+        if other := by.get((row.who, row.why)):
+            row = Wait(row.who, other.whom + row.whom, other.where + row.where, min(other.since, row.since), row.why)
+        by[row.who, row.why] = row
+    return list(by.values())
 
 
 def _absent(state: State, now: float, plan: Plan, told: set[str]) -> list[Wait]:
@@ -58,16 +75,20 @@ def _absent(state: State, now: float, plan: Plan, told: set[str]) -> list[Wait]:
     rows = []
     for task in plan.tasks.values():
         mine = state.tasks[task.id]
-        late = mine.phase in (Phase.STARTING, Phase.RUNNING) and not mine.listening and mine.step < 0 and not mine.joined
-        if late and task.id not in told and now - mine.started >= PATIENCE and plan.run.engine == "tensorflow":
-            rows.append(Wait(("the run",), task.id, f"{task.host}, {task.where}", mine.started, _why_down(task, state, now, plan)))
+        coming = mine.phase in (Phase.STARTING, Phase.RUNNING) and not (mine.listening or mine.joined or mine.step >= 0)
+        if coming and task.id not in told and now - mine.started >= PATIENCE and plan.run.engine == "tensorflow":
+            rows.append(_wait(("the run",), task, mine.started, _why_down(task, state, now, plan)))
     return rows
 
 
-def _missing(task: Task, state: State, now: float, plan: Plan, facts: dict[str, Facts]) -> Iterator[tuple[Task, float, str]]:
+def _missing(
+    task: Task, state: State, now: float, plan: Plan, facts: dict[str, Facts]
+) -> Iterator[tuple[Task, float, str]]:
     me = state.tasks[task.id]
     needed = [peer for peer in _needs(task, plan) if peer.id != task.id]
-    down = [peer for peer in needed if not state.tasks[peer.id].listening and state.tasks[peer.id].phase is not Phase.DONE]
+    down = [
+        peer for peer in needed if not state.tasks[peer.id].listening and state.tasks[peer.id].phase is not Phase.DONE
+    ]
     for peer in down:
         yield peer, _down_since(peer, state), _why_down(peer, state, now, plan)
     if down or task.role == "ps":
@@ -81,7 +102,13 @@ def _missing(task: Task, state: State, now: float, plan: Plan, facts: dict[str, 
     if me.released or plan.run.kind != "v1":
         return
     chief = state.tasks[plan.chief]
-    if task.id != plan.chief and chief.phase in ALIVE and chief.phase is not Phase.READY and not chief.released and chief.step < 0:
+    if (
+        task.id != plan.chief
+        and chief.phase in ALIVE
+        and chief.phase is not Phase.READY
+        and not chief.released
+        and chief.step < 0
+    ):
         yield plan.tasks[plan.chief], me.started, "it is up and has not initialised the variables yet"
     elif needed and now - me.started > 3 * PATIENCE:
         yield needed[0], me.started, _why_unreached(task, needed[0], plan, facts)
@@ -126,7 +153,7 @@ def _what_it_does(task: Task, state: State, now: float) -> str:
     age = now - t.started
     if not t.listening:
         guess = "importing TensorFlow takes a few seconds" if age < 20 else "does its script make a Server?"
-        return f"it was started {age:.0f} s ago and does not listen yet; {guess}"
+        return f"started {age:.0f} s ago and not listening yet; {guess}"
     return f"it listens, and has made no session in {age:.0f} s"
 
 

@@ -32,12 +32,20 @@ class Verbs(click.Group):
         assert isinstance(found, click.Command)
         return found
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from muster.errors import Refused, nearest
 
             near = nearest(args[0], list(VERBS))
-            hint = f"muster {near}" if near else f"muster run {args[0]}" if args[0].endswith(".py") else "one of: " + ", ".join(VERBS)
+            hint = (
+                f"muster {near}"
+                if near
+                else f"muster run {args[0]}"
+                if args[0].endswith(".py")
+                else "one of: " + ", ".join(VERBS)
+            )
             raise Refused(f"there is no verb {args[0]!r}", try_=hint)
         return super().resolve_command(ctx, args)
 
@@ -58,7 +66,7 @@ def group() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line. Exit codes: 0 done, 1 the run failed, 2 the request was bad, 3 no progress, 130 Ctrl-C, 143 SIGTERM."""
+    """The command line. Exit codes: 0 done, 1 failed, 2 bad request, 3 no progress, 130 Ctrl-C, 143 SIGTERM."""
     try:
         code = group.main(args=list(argv) if argv is not None else None, prog_name="muster", standalone_mode=False)
     except MusterError as error:

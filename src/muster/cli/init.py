@@ -32,7 +32,9 @@ workers = 3
 
 @click.command("init")
 @click.argument("path", type=click.Path(path_type=Path), default="cluster.toml")
-@click.option("--from", "source", type=click.Path(path_type=Path), help="a TF_CONFIG or ClusterSpec (JSON), or a host file")
+@click.option(
+    "--from", "source", type=click.Path(path_type=Path), help="a TF_CONFIG or ClusterSpec (JSON), or a host file"
+)
 @click.option("--force", is_flag=True, help="write over a file that exists")
 def command(path: Path, source: Path | None, force: bool) -> int:
     """Write a commented cluster file to PATH (cluster.toml), or one made from what you already have."""

@@ -35,7 +35,13 @@ def run_options(command: Decorated) -> Decorated:
 
 
 def cluster_option(command: Decorated) -> Decorated:
-    return click.option("-c", "--cluster", "file", type=click.Path(path_type=Path), help="the cluster file (default: ./cluster.toml where it exists, else this machine)")(command)
+    return click.option(
+        "-c",
+        "--cluster",
+        "file",
+        type=click.Path(path_type=Path),
+        help="the cluster file (default: ./cluster.toml where it exists, else this machine)",
+    )(command)
 
 
 def find_cluster(file: Path | None, flags: dict[str, Any]) -> tuple[Cluster, str]:
@@ -84,7 +90,7 @@ def load_any(file: Path) -> Cluster:
 
 
 def _typed(name: str, text: Any) -> Any:
-    """What was typed, as the number, truth or list that the setting may take; else the text, for the check to refuse."""
+    """What was typed, as the number, truth or list that the setting takes; else the text, for the check to refuse."""
     if not isinstance(text, str):
         return text
     if name in ("ps", "workers", "chief") and ":" in text:

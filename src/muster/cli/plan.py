@@ -41,7 +41,10 @@ def command(file: Path | None, as_json: bool, task: str, words: tuple[str, ...],
         return 0
     print(said)
     rows = [("task", "host", "address", "GPUs", "why")]
-    rows += [(t.id + (" (chief)" if t.id == plan.chief else ""), t.host, t.where, ",".join(map(str, t.gpus)) or "-", t.why) for t in plan.tasks.values()]
+    rows += [
+        (t.id + (" (chief)" if t.id == plan.chief else ""), t.host, t.where, ",".join(map(str, t.gpus)) or "-", t.why)
+        for t in plan.tasks.values()
+    ]
     widths = [max(len(row[n]) for row in rows) for n in range(5)]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

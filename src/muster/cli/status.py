@@ -40,5 +40,9 @@ def command(run: str, as_json: bool) -> int:
     table.title = None if alive or not state.ended else table.title
     console.print(table)
     if state.ended and not summary.ok:
-        console.print(summary.cause + (f"\n  because   {summary.because}" if summary.because else ""), markup=False, soft_wrap=True)
+        console.print(
+            summary.cause + (f"\n  because   {summary.because}" if summary.because else ""),
+            markup=False,
+            soft_wrap=True,
+        )
     return 0

@@ -30,5 +30,8 @@ def command(run: str, now: bool) -> int:
         print(f"the launcher of {folder.id} (pid {pid}) does not end; its tasks are ended one by one")
     count = sweep_run(folder.id, 0.0 if now else 5.0)
     left = processes_of(folder.id)
-    print(f"run {folder.id} was over; " + (f"{count} process(es) of it were ended" if count else "nothing of it was alive"))
+    print(
+        f"run {folder.id} was over; "
+        + (f"{count} process(es) of it were ended" if count else "nothing of it was alive")
+    )
     return 1 if left else 0

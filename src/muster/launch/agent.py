@@ -15,7 +15,8 @@ Rules:
   waits, which is better than losing lines or growing without bound.
 
 Down the pipe come frames of a 4-byte length and JSON (``verb``); up go frames of a type byte and a 4-byte length:
-``E`` an event (JSON, without a time: the launcher's clock is the only one), ``O`` output (task, NUL, attempt, NUL, bytes).
+``E`` an event (JSON, without a time: the launcher's clock is the only one), ``O`` output (task, attempt, bytes,
+with NUL between them).
 """
 
 import base64
@@ -276,8 +277,15 @@ class Agent:
         os.set_blocking(read, False)
         try:
             task.proc = subprocess.Popen(
-                order["argv"], env=env, cwd=order.get("cwd") or None, stdin=stdin, stdout=write, stderr=write,
-                start_new_session=True, preexec_fn=child, pass_fds=(channel,),
+                order["argv"],
+                env=env,
+                cwd=order.get("cwd") or None,
+                stdin=stdin,
+                stdout=write,
+                stderr=write,
+                start_new_session=True,
+                preexec_fn=child,
+                pass_fds=(channel,),
             )
         except BaseException:
             os.close(read)
@@ -346,8 +354,16 @@ class Agent:
         if code == -signal.SIGKILL:
             now = _oom_kills()
             oom, self.ooms = now > self.ooms, now
-        self.say("Exited", task, code=code, error=error if code else "", trace=trace if code else "",
-                 tail="\n".join(tail.splitlines()[-12:])[-2000:] if code else "", swept=swept, oom=oom)
+        self.say(
+            "Exited",
+            task,
+            code=code,
+            error=error if code else "",
+            trace=trace if code else "",
+            tail="\n".join(tail.splitlines()[-12:])[-2000:] if code else "",
+            swept=swept,
+            oom=oom,
+        )
 
     def _forget(self, task: Task) -> None:
         for fd in (task.out, task.channel):

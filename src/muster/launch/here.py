@@ -10,8 +10,11 @@ from muster.plan import PROXIES, Facts
 def facts_here(busy: frozenset[int] = frozenset()) -> Facts:
     """``busy``: ports to leave alone besides those that something listens on."""
     return Facts(
-        gpus=gpus_here(), busy=busy | _listening(), proxies={n: os.environ[n] for n in PROXIES if os.environ.get(n)},
-        no_proxy=os.environ.get("no_proxy", ""), own_name=own_name(),
+        gpus=gpus_here(),
+        busy=busy | _listening(),
+        proxies={n: os.environ[n] for n in PROXIES if os.environ.get(n)},
+        no_proxy=os.environ.get("no_proxy", ""),
+        own_name=own_name(),
     )
 
 
@@ -53,4 +56,8 @@ def own_name() -> str:
     except OSError:
         return ""
     loop = sorted(a for a in found if a.startswith("127."))
-    return f"{name} is {loop[0]} in its own hosts file, so it announces an address that nobody else can reach" if loop else ""
+    return (
+        f"{name} is {loop[0]} in its own hosts file, so it announces an address that nobody else can reach"
+        if loop
+        else ""
+    )

@@ -11,5 +11,8 @@ from muster.launch import agent
 def connect(host: Host) -> "subprocess.Popen[bytes]":
     """An agent on this machine. Its stderr is ours: it says something only when it is broken."""
     return subprocess.Popen(
-        [sys.executable, "-I", str(Path(agent.__file__))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-I", str(Path(agent.__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )

@@ -117,8 +117,15 @@ class AgentLauncher:
         self._one = hosts[0].name if one_for_all else ""
         for bell in doorbells:
             self._selector.register(bell, selectors.EVENT_READ, bell)
-        hello = {"verb": "hello", "run": run, "lease": lease, "secret": secret, "last_grace": last_grace, "path": path,
-                 "code": base64.b64encode(code).decode() if code else ""}
+        hello = {
+            "verb": "hello",
+            "run": run,
+            "lease": lease,
+            "secret": secret,
+            "last_grace": last_grace,
+            "path": path,
+            "code": base64.b64encode(code).decode() if code else "",
+        }
         try:
             for host in hosts:
                 pipe = AgentPipe(host.name, connect(host))
@@ -135,8 +142,15 @@ class AgentLauncher:
     def start(self, task: Task, attempt: int) -> None:
         self._attempts[task.id] = attempt
         self._pipe(task).send(
-            verb="start", task=task.id, attempt=attempt, argv=list(task.argv), env=task.env, cwd=task.cwd, port=task.port,
-            drop=self._drop, tty=task.id == self._foreground,
+            verb="start",
+            task=task.id,
+            attempt=attempt,
+            argv=list(task.argv),
+            env=task.env,
+            cwd=task.cwd,
+            port=task.port,
+            drop=self._drop,
+            tty=task.id == self._foreground,
         )
 
     def release(self, task: Task) -> None:

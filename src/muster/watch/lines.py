@@ -26,7 +26,7 @@ class Lines:
 
 
 def show(line: bytes) -> str:
-    """A line as it may stand on a terminal: its last redrawing, without control characters, cut to a sensible length."""
+    """A line as it may stand on a terminal: its last redrawing, without control characters, cut to a sane length."""
     line = line.rstrip(b"\r").rpartition(b"\r")[2]
     cut = len(line) > MOST_SHOWN * 4
     text = CONTROL.sub("", line[: MOST_SHOWN * 4].decode("utf-8", "replace").expandtabs())

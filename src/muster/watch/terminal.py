@@ -4,11 +4,13 @@ On a terminal the bar stands below the lines. Anywhere else (a file, CI) it is a
 are no colours.
 """
 
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -32,18 +34,21 @@ RATE_WINDOW = 10.0
 class Screen:
     """A Watcher. ``only``: show just this task's lines, raw, since it has the terminal."""
 
-    def __init__(self, console: Console, plan: Plan, only: str = "", lines: bool = True) -> None:
+    def __init__(self, console: Console, plan: Plan, only: str = "", lines: str = "some") -> None:
         self._console, self._plan, self._only, self._show_lines = console, plan, only, lines
+        self.chatter = 0
         self._lines = {name: Lines() for name in plan.tasks}
         self._budgets = {name: Budget() for name in plan.tasks}
         self._width = max(map(len, self._names().values()))
         self._rates: deque[tuple[float, int]] = deque()
         self._drawn = -1.0
         self._setback_count = 0
-        self._waiting: dict[str, float] = {}
+        self._waiting: dict[tuple[str, ...], float] = {}
         self._live: Live | None = None
         if console.is_terminal and not only:
-            self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+            self._live = Live(
+                console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
             self._live.start()
 
     def _names(self) -> dict[str, str]:
@@ -57,16 +62,24 @@ class Screen:
             if output.task == self._only:
                 self._console.file.write(output.data.decode("utf-8", "replace"))
                 self._console.file.flush()
-        elif self._show_lines:
+        elif self._show_lines != "none":
             for line in self._lines[output.task].feed(output.data):
                 self._line(output.task, line)
 
     def _line(self, task: str, line: str) -> None:
-        if self._budgets[task].allow(time.monotonic()):
+        if self._show_lines == "some" and is_chatter(line):
+            self.chatter += 1
+        elif self._budgets[task].allow(time.monotonic()):
             self._print(task, line)
 
     def _print(self, task: str, line: str, style: str = "") -> None:
-        told = Text(f"{self._names()[task]:<{self._width}} | ", style=self._colour(task), no_wrap=True, overflow="ignore", end="")
+        told = Text(
+            f"{self._names()[task]:<{self._width}} | ",
+            style=self._colour(task),
+            no_wrap=True,
+            overflow="ignore",
+            end="",
+        )
         told.append(line, style=style or "default")
         self._console.print(told, soft_wrap=True, highlight=False)
 
@@ -85,7 +98,7 @@ class Screen:
         match event:
             case Started(_, task, attempt) if attempt > 1:
                 self.note(f"{task} is started again (attempt {attempt})")
-            case Exited(_, task, attempt, code):
+            case Exited():
                 self._exited(event, state)
             case Stopping(_, task, _, why) if why not in ("the run is done",):
                 self.note(f"ending {task}: {why}", "dim")
@@ -101,7 +114,10 @@ class Screen:
             self._line(event.task, line)
         if event.code != 0 and not state.tasks[event.task].forced:
             said = f": {event.error}" if event.error else ""
-            self.note(f"{event.task} on {self._plan.tasks[event.task].host} failed ({said_code(event.code)}){said}", "bold red")
+            self.note(
+                f"{event.task} on {self._plan.tasks[event.task].host} failed ({said_code(event.code)}){said}",
+                "bold red",
+            )
         if event.swept:
             self.note(f"{event.task} had left {event.swept} process(es) behind; they are ended", "dim")
 
@@ -159,7 +175,13 @@ class Screen:
         if state.low < 0:
             grid.add_row(Text(f"{clock(now)}  starting: {phases(state)}", style="bold"))
         else:
-            bar = ProgressBar(total=max(1, state.total or 1), completed=current(state), width=30, pulse=not state.total, animation_time=now)
+            bar = ProgressBar(
+                total=max(1, state.total or 1),
+                completed=current(state),
+                width=30,
+                pulse=not state.total,
+                animation_time=now,
+            )
             row = Table.grid(padding=(0, 2))
             row.add_row(bar, *(Text(figure) for figure in self._figures(state, now)))
             grid.add_row(row)
@@ -174,6 +196,17 @@ class Screen:
         for task, lines in self._lines.items():
             for line in lines.rest():
                 self._line(task, line)
+
+
+CHATTER = re.compile(
+    r"[IW]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |\d{4}-\d\d-\d\d [\d:.]+: [IW] |To enable the following instructions: "
+    r"|WARNING: All log messages before absl::InitializeLog"
+)
+
+
+def is_chatter(line: str) -> bool:
+    """TensorFlow's own notices and warnings, in C++ log format: kept in the logs, left out on the screen."""
+    return CHATTER.match(line) is not None
 
 
 def current(state: State) -> int:
@@ -206,10 +239,26 @@ def end_table(summary: Summary, plan: Plan) -> Table:
     forced = sum(t.forced for t in summary.tasks if plan.tasks[t.task].role != "ps")
     note = f" ({forced} task{'s' * (forced > 1)} had to be ended)" if summary.ok and forced else ""
     steps = f", {summary.steps:,} steps" if summary.steps else ""
-    table = Table(title=f"{result}{note} in {clock(summary.seconds)}{steps}{rate}{metrics}", title_justify="left", title_style="bold", caption=f"logs: {summary.logs}/" if summary.logs else None, caption_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{result}{note} in {clock(summary.seconds)}{steps}{rate}{metrics}",
+        title_justify="left",
+        title_style="bold",
+        caption=f"logs: {summary.logs}/" if summary.logs else None,
+        caption_justify="left",
+    )
     for column in ("task", "host", "state", "steps", "restarts", "exit", "log"):
         table.add_column(column, justify="right" if column in ("steps", "restarts") else "left", overflow="fold")
     for t in summary.tasks:
         style = "red" if t.phase == "failed" else ""
-        table.add_row(t.task, t.host, t.phase, f"{t.steps:,}" if t.steps else "", str(t.restarts), t.exit, Path(t.log).name, style=style)
+        table.add_row(
+            t.task,
+            t.host,
+            t.phase,
+            f"{t.steps:,}" if t.steps else "",
+            str(t.restarts),
+            t.exit,
+            Path(t.log).name,
+            style=style,
+        )
     return table
