@@ -81,7 +81,7 @@ def _task(name: str, t: TaskState, plan: Plan, folder: str) -> TaskSummary:
 def ending(t: TaskState) -> str:
     """How a task ended, in a few words."""
     if t.phase is Phase.STOPPED or (t.phase is Phase.STOPPING and t.code is not None):
-        return "ended by muster"
+        return "ended"
     return said_code(t.code) if t.code is not None else ""
 
 
@@ -147,6 +147,7 @@ ADVICE = (
     ("No module named 'tf_keras'", "pip install tf_keras for {python}: Keras 3 cannot do this"),
     ("No module named", 'install it for {python}, or name another interpreter: python = "..." in the cluster file'),
     ("Could not start gRPC server", "another process holds its port; give the task another one"),
+    ("Address already in use", "another process holds its port; give the task another one"),
     ("ResourceExhausted", "it ran out of memory: a smaller batch, or fewer workers on that host"),
     ("Too many pings", "keep-alive settings of the peers disagree: set GRPC_ARG_KEEPALIVE_TIME_MS alike in env"),
     ("has no attribute 'placeholder'", "this is a TensorFlow 1 script: muster run --tf1"),
