@@ -1,6 +1,6 @@
 """A run without Muster's launcher: the tasks as plain processes, each with a pipe, and the start barrier.
 
-What ``muster run`` does beyond this (agents, placement, supervision) is tested elsewhere; here the task side is on trial.
+What ``muster run`` does beyond this (agents, placement, supervision) is tested elsewhere; this is for the task side.
 """
 
 import json
@@ -29,7 +29,10 @@ class Task:
         return [report for report in self.reports if report["kind"] == kind]
 
     def read(self) -> bool:
-        data = self.pipe.recv(65536)
+        try:
+            data = self.pipe.recv(65536)
+        except ConnectionResetError:  # it ended with something of ours unread; what it wrote before is still there
+            return True
         *lines, self.unread = (self.unread + data).split(b"\n")
         self.reports += [json.loads(line) for line in lines]
         return bool(data)
@@ -58,7 +61,7 @@ def run(
     grace: float = 10.0,
     env: dict[str, str] | None = None,
 ) -> Outcome:
-    """Start every task of ``roles``, open the barrier when all workers are ready, and end the others after the chief."""
+    """Start every task of ``roles``, open the barrier when all workers are ready; after the chief, end the others."""
     addresses = _addresses(roles)
     began = time.monotonic()
     tasks: dict[str, Task] = {}

@@ -86,6 +86,13 @@ class Channel:
                 _wait(self._pipe, select.POLLOUT, left)
                 self._push()
 
+    def close(self) -> None:
+        """Send all that is left, and read what was never asked for: a pipe closed with that inside looks broken above."""
+        self.flush(within=1.0)
+        with self._reading:
+            while self._pipe is not None and os.getpid() == self._pid and self._read(self._pipe, 0.0):
+                pass
+
     def _finite(self, name: str, value: float) -> bool:
         """JSON has no NaN, and a person wants to be told of one rather than see a gap."""
         if math.isfinite(value):
@@ -204,7 +211,7 @@ def channel() -> Channel:
     with _opening:
         if _channel is None:
             _channel = Channel(_inherited())
-            atexit.register(_channel.flush, 1.0)
+            atexit.register(_channel.close)
         return _channel
 
 

@@ -1,7 +1,7 @@
 """``python -m muster.train.start [--tf1] script.py args...`` runs the script as ``python script.py args...`` would.
 
-Two things differ: what happens when the script imports TensorFlow (see ``roles``, ``steps`` and ``tf1``); and an error is
-told well: the user's own traceback without our frames, or the four rows of a MusterError without any.
+Two things differ: what happens when the script imports TensorFlow (see ``roles``, ``steps`` and ``tf1``), and that an
+error is told well: the user's own traceback without our frames, or the four rows of a MusterError without any.
 """
 
 import builtins

@@ -1,8 +1,8 @@
 """What a v1 session does, seen from outside: its steps, its loss, its end; and the start barrier.
 
 A run of the session counts as a step when it reaches the train op: the op that an optimizer of ``tf.train`` returned,
-or one that adds to the global step. Global step and loss are asked for four times a second, in a run that trains anyway:
-a run of the user's that only evaluates is never touched. The loss is asked for only if that costs nothing and changes
+or one that adds to the global step. Global step and loss are asked for four times a second, in a run that trains
+anyway: one that only evaluates is never touched. The loss is asked for only if that costs nothing and changes
 nothing: everything it needs that is fed, drawn or taken from a queue, the run computes in any case.
 
 The global step is read beside its own update, so it may be one behind; the last read, as the session closes, is exact.
@@ -19,6 +19,7 @@ from muster.train.imports import wrap
 from muster.train.report import EVERY, Channel, channel
 
 CLOSING = 5000  # milliseconds that the last read of the global step may take: a ps may have ended before us
+NEAR = 200  # steps before the end from which on every worker looks where the run is, after each step
 READS = ("Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "ResourceGather", "VarIsInitializedOp")
 
 
@@ -181,6 +182,7 @@ def watch_sessions() -> None:
     """Report what monitored sessions and supervisors do, and hold them at the start barrier once they are ready."""
     _watch_optimizers()
     _watch_monitored()
+    _stop_in_time()
     _watch_supervisor()
 
 
@@ -223,6 +225,23 @@ def _watch_monitored() -> None:
         channel().ready()
 
     wrap(lib._MonitoredSession, "__init__", init)
+
+
+def _stop_in_time() -> None:
+    """Let a run end at most one step a worker late.
+
+    StopAtStepHook judges by a global step that was read during the run, looks again only if that was the last but one,
+    and so misses an end that others reach meanwhile. Near the end it looks again after every step.
+    """
+    lib = import_module("tensorflow.python.training.basic_session_run_hooks")
+
+    def after_run(plain: Any, self: Any, run_context: Any, run_values: Any) -> None:
+        left = self._last_step - (run_values.results + 1)
+        if 0 < left <= NEAR and run_context.session.run(self._global_step_tensor) >= self._last_step:
+            run_context.request_stop()
+        plain(self, run_context, run_values)
+
+    wrap(lib.StopAtStepHook, "after_run", after_run)
 
 
 def _watch_supervisor() -> None:

@@ -28,6 +28,8 @@ from muster.train.report import channel
 
 RECOVERY_WAIT = 1.0
 TENSORFLOW_WAIT = 30  # SessionManager's and Supervisor's own default
+STOP_WAIT = 120  # a closing session's own default for threads that are still at work
+SYNC_STOP_WAIT = 1
 KEPT = ("compat",)  # of the two `compat`, the one that has both v1 and v2
 
 
@@ -39,7 +41,7 @@ def install(tensorflow: ModuleType, me: Context) -> None:
     _without_v2(api)
     gone.install(tensorflow)
     adopt_global_step(api, me)
-    shorten_recovery()
+    shorten_waits()
     if not me.alone:
         filter_devices(device_filters(me), api, with_server=me.role != "ps")
 
@@ -73,7 +75,7 @@ def _keras(tensorflow: ModuleType) -> None:
 
 def no_keras(name: str) -> MusterError:
     return MusterError(
-        f"the script uses {name.replace('tf_keras', 'tf.keras')}, which needs the package tf_keras: it is not installed",
+        f"the script uses {name.replace('tf_keras', 'tf.keras')}, and the package tf_keras is not installed",
         at=where() or sys.executable,
         because="TensorFlow 2.16 and later come with Keras 3, which cannot train in v1 sessions",
         try_=f"{sys.executable} -m pip install tf_keras   (of the same version as TensorFlow)",
@@ -124,15 +126,26 @@ def _is_config(config: Any, api: Any) -> bool:
     return config is None or isinstance(config, api.ConfigProto)
 
 
-def shorten_recovery() -> None:
+def shorten_waits() -> None:
+    """Waits that TensorFlow has at their defaults; a value that the script chose stays."""
     manager = import_module("tensorflow.python.training.session_manager").SessionManager
+    monitored = import_module("tensorflow.python.training.monitored_session")._MonitoredSession
 
     def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
         if self._recovery_wait_secs == TENSORFLOW_WAIT:
             self._recovery_wait_secs = RECOVERY_WAIT
 
+    def monitored_init(plain: Any, self: Any, creator: Any, hooks: Any, recover: Any, grace: Any = STOP_WAIT) -> None:
+        plain(self, creator, hooks, recover, SYNC_STOP_WAIT if grace == STOP_WAIT and _has_sync(hooks) else grace)
+
     wrap(manager, "__init__", init)
+    wrap(monitored, "__init__", monitored_init)
+
+
+def _has_sync(hooks: Any) -> bool:
+    """SyncReplicasOptimizer's thread waits for gradients that come no more, until the session closes."""
+    return any(type(hook).__name__ == "_SyncReplicasOptimizerHook" for hook in hooks or [])
 
 
 # --- the global step
