@@ -1,0 +1,414 @@
+"""What a request means: a ps without its sockets.
+
+``Server`` holds one slab, the rule of the mode, and on ps 0 the board. The loop gives it whole messages of peers that
+have proved who they are; it answers by putting views into their outboxes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from muster.errors import MusterError, Refused
+from muster.ps import wire
+from muster.ps.board import NOTE_BYTES, Board
+from muster.ps.optimizers import exchanges, parse
+from muster.ps.peer import Peer, Shared
+from muster.ps.slab import Slab
+from muster.ps.slabs import Declaration, Doubles, Floats, aligned, declaration
+from muster.ps.updates import Answer, Apply, Effect, Forget, Phase, Sums, Updates, updates
+from muster.ps.wire import Header, WireError
+
+NOTICE_AFTER = 5.0  # seconds of waiting after which the ps says who waits for whom
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The part of the run's settings that a ps needs."""
+
+    mode: str = "async"
+    spare: int = 0
+    max_staleness: int | None = None
+    workers: tuple[str, ...] = ()  # every task that may connect
+
+
+@dataclass
+class Layer:
+    """One declaration and the slab made for it."""
+
+    declaration: Declaration
+    slab: Slab
+    fingerprint: str
+
+
+@dataclass
+class Gradient:
+    array: Floats
+    weight: float
+    rate: float
+    scales: Doubles | None
+
+
+@dataclass
+class Server:
+    """``index`` is the number of this ps; ``send`` puts buffers on the way to a peer; ``say`` reaches the screen."""
+
+    index: int
+    rule: Rule
+    send: Callable[..., None]
+    say: Callable[[str], None] = print
+    free: Callable[[], int] = lambda: available()
+    number: int = 0  # of the layout; 0: nothing is declared
+    now: float = 0.0  # set by the loop
+    peers: dict[str, Peer] = field(default_factory=dict)
+    board: Board = field(default_factory=Board)
+    layer: Layer | None = None
+    staged: Layer | None = None
+
+    def __post_init__(self) -> None:
+        self.updates: Updates = self._rule(exchange=False)
+        self.gradients: dict[str, Gradient] = {}
+        self.requests: dict[str, Header] = {}
+        self.sums: tuple[int, Doubles] = (-1, np.zeros(0))
+        self.waited = (0.0, frozenset[str](), frozenset[str](), False)
+        self.lost: dict[str, float] = {}
+        self.kinds: dict[int, Callable[[Peer, Header], None]] = {
+            wire.DECLARE: self.declare, wire.PULL: self.pull, wire.PUSH: self.push,
+            wire.NORMS: self.norms, wire.ASK: self.ask,
+        }  # fmt: skip
+        self.questions: dict[str, Callable[[Peer, Mapping[str, Any]], dict[str, Any]]] = {
+            "layout": self.tell_layout, "commit": self.commit, "join": self.join, "phase": self.turn,
+            "share": self.share, "shared": self.shared, "lend": self.lend, "post": self.post, "read": self.read,
+            "rate": self.set_rate, "stop": self.set_stop, "stats": self.stats,
+        }  # fmt: skip
+
+    def _rule(self, exchange: bool) -> Updates:
+        rule = self.rule
+        return updates(rule.mode, len(rule.workers), rule.spare, rule.max_staleness, exchange)
+
+    @property
+    def slab(self) -> Slab:
+        if self.layer is None:
+            raise Refused(f"ps/{self.index} has no parameters", because="nothing was declared since it started")
+        return self.layer.slab
+
+    # --- connections
+
+    def enter(self, peer: Peer) -> dict[str, Any]:
+        """A task has proved who it is. Raises Refused where that is somebody who may not take part."""
+        other = self.peers.get(peer.task)
+        if other is not None and other.attempt == peer.attempt and other.life != peer.life:
+            raise Refused(
+                f"{peer.task} is already connected", at=other.source,
+                because=f"two processes say that they are {peer.task}, attempt {peer.attempt}",
+                try_="end the one that was started by hand",
+            )  # fmt: skip
+        before = self.updates.members.get(peer.task)
+        effects = self.updates.enter(peer.task, peer.attempt)
+        if before is not None and self.updates.members[peer.task].push == 0:
+            self.board.gone(peer.task)  # a new incarnation: what the old one worked on goes back
+        self.peers[peer.task] = peer
+        self.lost.pop(peer.task, None)
+        self.carry_out(effects)
+        told = {"push": self.updates.members[peer.task].push, "layout": self.number}
+        return {"ps": f"ps/{self.index}", "mode": self.rule.mode, "version": self.updates.version, **told}
+
+    def parted(self, peer: Peer, grace: float) -> None:
+        """Its connection has ended. It has ``grace`` seconds to come back, where a network may have been the cause."""
+        if self.peers.get(peer.task) is not peer:
+            return
+        del self.peers[peer.task]
+        if grace:
+            self.lost[peer.task] = self.now + grace
+        else:
+            self._gone(peer.task)
+
+    def _gone(self, task: str) -> None:
+        self.lost.pop(task, None)
+        self.board.gone(task)
+        self.carry_out(self.updates.turn(task, Phase.GONE))
+
+    def tick(self) -> None:
+        for task in [task for task, deadline in self.lost.items() if deadline <= self.now]:
+            self._gone(task)
+        waiting, owing = (frozenset(group) for group in self.updates.waits())
+        since, before, missed, told = self.waited
+        if not waiting or (waiting, owing) != (before, missed):
+            self.waited = (self.now, waiting, owing, False)
+        elif not told and owing and self.now - since >= NOTICE_AFTER:
+            self.waited = (since, waiting, owing, True)
+            self.say(f"{_names(waiting)} wait for {_names(owing)}, since {self.now - since:.0f} s (ps/{self.index})")
+
+    # --- messages
+
+    def room(self, peer: Peer, header: Header, meta: bytes) -> list[memoryview]:
+        """Where the data of a message goes. Raises WireError where the length is not the one that is due."""
+        if header.kind == wire.DECLARE:
+            return self._room_to_declare(header, meta)
+        if header.kind == wire.PUSH:
+            return self._room_to_push(peer, header)
+        if header.kind == wire.NORMS:
+            peer.scales = self._scales(peer)
+            return [peer.scales.data] if header.data else []
+        return []
+
+    def _room_to_push(self, peer: Peer, header: Header) -> list[memoryview]:
+        if header.layout != self.number or self.layer is None:
+            raise WireError(f"a gradient for layout {header.layout}, where {self.number} is in use")
+        views = [self._scales(peer).data] if header.flags & wire.SCALED else []
+        if not header.flags & wire.SHARED:
+            if peer.gradient is None or len(peer.gradient) != self.slab.cut.size:
+                peer.gradient = aligned(self.slab.cut.size)
+            views.append(peer.gradient.data)
+        elif peer.shared is None:
+            raise WireError("a gradient in shared memory where none is shared")
+        return views
+
+    def _scales(self, peer: Peer) -> Doubles:
+        pieces = len(self.slab.cut.pieces)
+        if peer.scales is None or len(peer.scales) != pieces:
+            peer.scales = np.ones(pieces)
+        return peer.scales
+
+    def handle(self, peer: Peer, header: Header) -> None:
+        """One whole message. Raises WireError where it makes no sense; answers with REFUSAL where it asks in vain."""
+        handler = self.kinds.get(header.kind)
+        if handler is None:
+            raise WireError(f"a message of kind {header.kind} from a worker")
+        peer.busy = True
+        try:
+            handler(peer, header)
+        except MusterError as error:
+            peer.busy = False
+            self.send(
+                peer, wire.message(wire.REFUSAL, {"why": error.what, "because": error.because, "try": error.try_})
+            )
+
+    def pull(self, peer: Peer, header: Header) -> None:
+        slab = self.slab
+        if header.flags & wire.WITH_SLOTS:
+            data = [slab.values, *slab.slots]
+            fields = {"number": self.updates.version, "layout": self.number, "data": sum(a.nbytes for a in data)}
+            self._reply(peer, wire.message(wire.ANSWER, {"steps": slab.steps}, flags=wire.WITH_SLOTS, **fields), *data)
+            return
+        self.requests[peer.task] = header._replace(flags=header.flags | wire.WITH_VALUES)
+        self.carry_out(self.updates.pull(peer.task, header.round))
+
+    def push(self, peer: Peer, header: Header) -> None:
+        if not (math.isfinite(header.rate) and 0 < header.weight < math.inf):
+            raise Refused(f"A push with learning rate {header.rate} and weight {header.weight}")
+        self.requests[peer.task] = header
+        if header.number > self.updates.members[peer.task].push:
+            array = peer.shared.gradient if header.flags & wire.SHARED and peer.shared else peer.gradient
+            assert array is not None, "room() has made it"
+            scales = peer.scales.copy() if header.flags & wire.SCALED and peer.scales is not None else None
+            self.gradients[peer.task] = Gradient(array, header.weight, header.rate, scales)
+        self.carry_out(self.updates.push(peer.task, header.number, header.round))
+
+    def norms(self, peer: Peer, header: Header) -> None:
+        self.requests[peer.task] = header
+        if not header.data and self.updates.closed:
+            raise Refused(f"Round {self.updates.version} waits for factors, and {peer.task} does not know them")
+        self.carry_out(self.updates.factors(peer.task), peer.scales if header.data else None)
+
+    def carry_out(self, effects: Sequence[Effect], scales: Doubles | None = None) -> None:
+        for effect in effects:
+            if isinstance(effect, Apply):
+                self._apply(effect.tasks, scales)
+            elif isinstance(effect, Answer):
+                self._answer(effect.task, effect.late)
+            elif isinstance(effect, Sums):
+                self._tell_sums(effect.task)
+            elif isinstance(effect, Forget):
+                self.gradients.pop(effect.task, None)
+
+    def _apply(self, tasks: tuple[str, ...], scales: Doubles | None) -> None:
+        parts = [self.gradients.pop(task) for task in tasks]
+        together = self.rule.mode == "sync"
+        share = 1.0 if together else 1.0 / max(1, len(self.updates.active()))
+        chosen = scales if scales is not None else parts[0].scales
+        self.slab.apply([(part.array, part.weight) for part in parts], parts[0].rate, chosen, share)
+
+    def _answer(self, task: str, late: bool) -> None:
+        peer, request = self.peers.get(task), self.requests.pop(task, None)
+        if peer is None or request is None or not peer.busy:
+            return  # it is gone; what it asked for is asked again when it is back
+        flags = (wire.STOP if self.board.stop else 0) | (wire.LATE if late else 0)
+        data: list[Floats] = []
+        if request.flags & wire.WITH_VALUES:
+            if peer.shared is not None:
+                np.copyto(peer.shared.values, self.slab.values)
+                flags |= wire.SHARED
+            else:
+                data = [self.slab.values]
+        header = Header(
+            wire.ANSWER, flags, self.number, 0, self.updates.version, self.updates.next_for(task),
+            wire.NAN if self.board.rate is None else self.board.rate, data=sum(array.nbytes for array in data),
+        )  # fmt: skip
+        self._reply(peer, header.pack(), *data)
+
+    def _tell_sums(self, task: str) -> None:
+        closed, now = self.updates.closed, self.updates.round
+        if closed and self.sums[0] != now:
+            parts = [self.gradients[t] for t in closed]
+            self.sums = (now, self.slab.sums([(part.array, part.weight) for part in parts]))
+        peer = self.peers.get(task)
+        if peer is not None and peer.busy:
+            data = self.sums[1]
+            header = Header(wire.ANSWER, wire.SUMS, self.number, number=self.updates.version, data=data.nbytes)
+            self._reply(peer, header.pack(), data, keep=True)
+
+    def _reply(self, peer: Peer, *buffers: Any, keep: bool = False) -> None:
+        peer.busy = False
+        if not keep:
+            self.requests.pop(peer.task, None)
+        self.send(peer, *buffers)
+
+    # --- declaring
+
+    def _room_to_declare(self, header: Header, meta: bytes) -> list[memoryview]:
+        told = wire.meta(meta)
+        try:
+            wanted = declaration(told)
+            optimizer, layout = parse(wanted.optimizer), wanted.layout()
+            born, steps = [int(at) for at in told.get("born", [])], int(told.get("steps", 0))
+        except (MusterError, ValueError, TypeError) as error:
+            raise WireError(f"a declaration that cannot be: {error}") from None
+        if len(layout.cuts) <= self.index or len(born) not in (0, len(layout.parameters)):
+            raise WireError(f"a declaration for {len(layout.cuts)} ps at ps/{self.index}")
+        arrays = 1 + len(optimizer.kept())
+        size = layout.cuts[self.index].size * 4
+        if size * arrays > self.free():
+            raise WireError(f"a slab of {size * arrays >> 20} MiB, where {self.free() >> 20} MiB of memory are free")
+        if header.data != size * (arrays if header.flags & wire.WITH_SLOTS else 1):
+            raise WireError(f"{header.data} bytes for a slab of {size}")
+        slab = Slab(layout, self.index, optimizer, steps, born)
+        self.staged = Layer(wanted, slab, wanted.fingerprint())
+        landing = [slab.values, *(slab.slots if header.flags & wire.WITH_SLOTS else [])]
+        return [array.data for array in landing]
+
+    def declare(self, peer: Peer, header: Header) -> None:
+        self._reply(peer, wire.message(wire.ANSWER, {}))
+
+    def tell_layout(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        layer, staged = self.layer, self.staged
+        answer: dict[str, Any] = {"number": self.number, "version": self.updates.version}
+        answer["fingerprint"] = layer.fingerprint if layer else ""
+        answer["staged"] = staged.fingerprint if staged else ""
+        if layer and told.get("whole"):
+            answer["declaration"], answer["steps"] = layer.declaration.told(), layer.slab.steps
+        return answer
+
+    def commit(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        if self.staged is None or self.staged.fingerprint != told.get("fingerprint"):
+            raise Refused("This layout was not declared here", because=f"ps/{self.index} may have been restarted")
+        self.layer, self.staged = self.staged, None
+        self.number += 1
+        self._restart_updates()
+        for other in self.peers.values():
+            other.shared = None
+        return {"number": self.number}
+
+    def _restart_updates(self) -> None:
+        """The rule begins anew with the layout; the count of updates, and who has pushed what, go on."""
+        layer = self.layer
+        assert layer is not None
+        rule = self._rule(exchanges(layer.slab.optimizer, layer.slab.layout))
+        rule.members, rule.version = self.updates.members, self.updates.version
+        rule.clear()
+        self.updates = rule
+        self.gradients.clear()
+        self.sums = (-1, np.zeros(0))
+        for task, peer in self.peers.items():
+            if peer.busy and self.requests.pop(task, None) is not None:
+                peer.busy = False
+                self.send(peer, wire.message(wire.REFUSAL, {"why": "a new layout has been declared"}))
+
+    # --- questions
+
+    def ask(self, peer: Peer, header: Header) -> None:
+        told = peer.told()
+        question = self.questions.get(str(told.get("ask")))
+        if question is None:
+            raise WireError(f"no such question: {told.get('ask')!r}")
+        try:
+            answer = question(peer, told)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"a question without sense: {error!r}") from None
+        self._reply(peer, wire.message(wire.ANSWER, answer))
+
+    def join(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        at, effects = self.updates.join(peer.task, None if told["at"] is None else int(told["at"]))
+        self.carry_out(effects)
+        return {"at": at}
+
+    def turn(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        self.carry_out(self.updates.turn(peer.task, Phase(told["phase"])))
+        return {}
+
+    def share(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        if not peer.local or self.slab.cut.size * 4 < int(told["from"]):
+            return {"shared": False}
+        peer.fds = []
+        return {"shared": True}
+
+    def shared(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        fds, peer.fds = peer.fds or [], None
+        try:
+            if len(fds) != 2:
+                raise WireError(f"{len(fds)} file descriptors where 2 were due")
+            peer.shared = Shared(fds[0], fds[1], self.slab.cut)
+        except OSError as error:
+            raise WireError(f"shared memory that cannot be mapped: {error}") from None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return {}
+
+    def lend(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        finished = None if told["finished"] is None else int(told["finished"])
+        lease = self.board.lend(peer.task, str(told["epoch"]), int(told["chunks"]), told["seed"], finished)
+        return lease._asdict()
+
+    def post(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        if len(peer.meta) > NOTE_BYTES:
+            raise Refused(f"A note of {len(peer.meta)} bytes", because=f"the limit is {NOTE_BYTES}")
+        self.board.post(str(told["key"]), peer.task, told["value"])
+        return {}
+
+    def read(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        return {"values": self.board.read(str(told["key"]))}
+
+    def set_rate(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        self.board.rate = None if told["rate"] is None else float(told["rate"])
+        return {}
+
+    def set_stop(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        self.board.stop = str(told["why"])
+        return {}
+
+    def stats(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        members = {task: member.told() for task, member in self.updates.members.items()}
+        waiting, owing = self.updates.waits()
+        return {
+            "version": self.updates.version, "stop": self.board.stop, "workers": members,
+            "waiting": sorted(waiting), "owing": sorted(owing),
+        }  # fmt: skip
+
+
+def available() -> int:
+    """Bytes of memory that this machine could still give."""
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 1 << 62
+
+
+def _names(tasks: frozenset[str]) -> str:
+    return ", ".join(sorted(tasks))
