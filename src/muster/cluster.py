@@ -125,7 +125,7 @@ class Source:
 def _lines(text: str) -> typing.Iterator[tuple[str, int]]:
     """(key path, line number) for each table and key of a TOML text: good for messages, not for parsing."""
     table, counts = "", dict[str, int]()
-    item = 0
+    last, item = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         if head := re.match(r"\s*\[\[\s*([\w.\"' -]+?)\s*\]\]", line):
             name = head[1]
@@ -170,6 +170,8 @@ def load(path: Path) -> Cluster:
             because=str(error),
             try_='text stands in double quotes: launcher = "local"',
         ) from None
+    except RecursionError:
+        raise Refused("the cluster file is nested too deeply", at=str(path)) from None
     return from_raw(raw, Source(str(path), text))
 
 

@@ -91,7 +91,7 @@ def _task(told: dict[str, Any], cluster: dict[str, Any], where: str, notes: list
             try_='"task": {"type": "worker", "index": 0}',
         )
     kind, index = task["type"], task["index"]
-    if kind not in cluster:
+    if not isinstance(kind, str) or kind not in cluster:
         near = nearest(str(kind), list(cluster))
         raise Refused(
             f"the task is of type {kind!r}, and the cluster has no such job",
