@@ -11,7 +11,7 @@ A run ends for one of the reasons that ``verdict`` gives, in this order: somebod
 Ending is the same for all: workers first, ps last, since a worker may still be saving what a ps holds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from muster.cluster import Run
@@ -34,7 +34,7 @@ SPREADS = {
     ("muster", "ps"): EVERYONE,
 }
 
-NO_PROGRESS = 3  # failures in a row without the global step growing, once it had grown: more restarts would not help
+NO_PROGRESS = 3  # failures of a task in a row without the global step growing, once it had: restarts do not help
 SAME = 2  # tracebacks of a task in a row that are equal: a bug, not bad luck
 
 
@@ -55,33 +55,39 @@ def decide(state: State, now: float, plan: Plan) -> Iterator[Action]:
     if (why := verdict(state, now, plan)) is not None:
         yield from _end(state, now, plan, why)
         return
-    together = any(state.tasks[t.id].phase is Phase.FAILED and spread(t, plan) is EVERYONE for t in plan.tasks.values())
-    alive = {name: t for name, t in state.tasks.items() if t.phase in ALIVE}
-    idle = {name: t for name, t in state.tasks.items() if t.phase in IDLE}
-    if together:
-        cause = next(n for n, t in idle.items() if t.phase is Phase.FAILED and spread(plan.tasks[n], plan) is EVERYONE)
-        yield from (
-            Stop(n, f"{cause} failed: everyone goes back to the checkpoint", plan.run.grace)
-            for n, t in alive.items()
-            if t.phase is not Phase.STOPPING
-        )
-        done = [n for n, t in state.tasks.items() if t.phase is Phase.DONE]
-        if alive or now < max(ready_at(t, plan.run) for t in idle.values()):
-            return  # everyone out, then everyone in
-        yield from (Start(n, state.tasks[n].attempt + 1) for n in [*idle, *done])
+    causes = [name for name in state.members[Phase.FAILED] if spread(plan.tasks[name], plan) is EVERYONE]
+    if causes:
+        yield from _together(state, now, plan, causes[0])
         return
     yield from _stalled(state, now, plan)
-    yield from (Start(name, t.attempt + 1) for name, t in idle.items() if now >= ready_at(t, plan.run))
+    for name in among(state, IDLE):
+        if now >= ready_at(state.tasks[name], plan.run):
+            yield Start(name, state.tasks[name].attempt + 1)
     yield from _open_barrier(state, now, plan)
+
+
+def _together(state: State, now: float, plan: Plan, cause: str) -> Iterator[Action]:
+    """Everyone out, then everyone in: those that had ended well too, since the others need them."""
+    for name in among(state, ALIVE - {Phase.STOPPING}):
+        yield Stop(name, f"{cause} failed: everyone goes back to the checkpoint", plan.run.grace)
+    latest = max(ready_at(state.tasks[name], plan.run) for name in among(state, IDLE))
+    if not among(state, ALIVE) and now >= latest:
+        yield from (Start(name, state.tasks[name].attempt + 1) for name in plan.tasks)
+
+
+def among(state: State, phases: Iterable[Phase]) -> list[str]:
+    """The tasks that are in one of ``phases``."""
+    wanted = set(phases)
+    return [name for phase in Phase if phase in wanted for name in state.members[phase]]
 
 
 def wake(state: State, now: float, plan: Plan) -> float:
     """The next moment at which ``decide`` could answer differently though nothing happened."""
-    run, tasks = plan.run, state.tasks.values()
-    moments = [ready_at(t, run) for t in tasks if t.phase in IDLE]
-    moments += [t.since + run.barrier for t in tasks if t.phase is Phase.READY]
+    run = plan.run
+    moments = [ready_at(state.tasks[name], run) for name in among(state, IDLE)]
+    moments += [state.tasks[name].since + run.barrier for name in state.members[Phase.READY]]
     if run.stall:
-        moments += [max(t.stepped, t.started) + run.stall for t in tasks if t.phase in ALIVE]
+        moments += [max(t.stepped, t.started) + run.stall for t in state.tasks.values() if t.phase in ALIVE]
     if (ended := done_at(state, plan)) is not None:
         moments.append(ended + run.settle)
     return min((at for at in moments if at > now), default=float("inf"))
@@ -97,31 +103,30 @@ def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
         return Verdict.MISMATCH
     if isinstance(state.cause, PortTaken):
         return Verdict.PORT
-    for task in state.tasks.values():
-        if task.phase is Phase.FAILED and task.echoes >= SAME:
+    for name in state.members[Phase.FAILED]:
+        task = state.tasks[name]
+        if task.echoes >= SAME:
             return Verdict.SAME
-        if task.phase is Phase.FAILED and recent(task, now, plan.run) > plan.run.retries:
+        if recent(task, now, plan.run) > plan.run.retries:
             return Verdict.SPENT
-    # only while something is down: a task that is back may still make the step grow
-    if state.stuck >= NO_PROGRESS and state.high > 0 and any(t.phase is Phase.FAILED for t in state.tasks.values()):
-        return Verdict.NO_PROGRESS
+        if task.stuck >= NO_PROGRESS and state.high > 0:
+            return Verdict.NO_PROGRESS
     return None
 
 
 def done_at(state: State, plan: Plan) -> float | None:
     """Since when the run has been done, by its rule; None while it is not."""
-    ended = {t.id: state.tasks[t.id].since for t in plan.workers if state.tasks[t.id].phase is Phase.DONE}
-    if plan.run.kind == "pss" and state.tasks[plan.chief].phase is Phase.DONE:
-        return state.tasks[plan.chief].since
+    chief = state.tasks[plan.chief]
+    if plan.run.done == "chief" or plan.run.kind == "pss":
+        return chief.since if chief.phase is Phase.DONE else None
+    ended = [state.tasks[t.id].since for t in plan.workers if state.tasks[t.id].phase is Phase.DONE]
     if plan.run.done == "all-workers":
-        return max(ended.values()) if len(ended) == len(plan.workers) else None
-    if plan.run.done == "first-worker":
-        return min(ended.values(), default=None)
-    return ended.get(plan.chief)
+        return max(ended) if len(ended) == len(plan.workers) else None
+    return min(ended, default=None)
 
 
 def _end(state: State, now: float, plan: Plan, why: Verdict) -> Iterator[Action]:
-    alive = [plan.tasks[name] for name, t in state.tasks.items() if t.phase in ALIVE]
+    alive = [plan.tasks[name] for name in among(state, ALIVE)]
     if not alive:
         yield Finish(why is Verdict.DONE)
         return
@@ -164,7 +169,7 @@ def _open_barrier(state: State, now: float, plan: Plan) -> Iterator[Action]:
     On the first start everybody is waited for: else the first worker up does all the steps. One that comes back finds
     the others at work, which is to say released or gone, and goes at once.
     """
-    ready = [task.id for task in plan.workers if state.tasks[task.id].phase is Phase.READY]
+    ready = list(state.members[Phase.READY])
     if not ready:
         return
     started = any(state.tasks[t.id].released for t in plan.workers)

@@ -106,6 +106,8 @@ class TaskState:
     stepped: float = 0.0  # when the last step was reported
     loss: float | None = None
     forced: bool = False
+    stuck: int = 0  # failures in a row during which the global step of the run did not grow
+    stuck_at: int = -1  # the highest global step of the run at the last of them
 
     @property
     def steps(self) -> int:
@@ -139,12 +141,17 @@ class State:
     low: int = -1  # the first one
     low_at: float = 0.0
     high_at: float = 0.0
-    stuck: int = 0  # failures in a row without the global step growing
     metrics: dict[str, float] = field(default_factory=dict)
     setbacks: list[Setback] = field(default_factory=list)
     hosts: dict[str, str] = field(default_factory=dict)  # name -> "up", or why it is lost
     waits: list[Waiting] = field(default_factory=list)
     story: deque[TaskEvent] = field(default_factory=lambda: deque(maxlen=200), compare=False)
+    members: dict[Phase, dict[str, None]] = field(default_factory=dict)  # the tasks in each phase, in order of arrival
+
+    def __post_init__(self) -> None:
+        self.members = {phase: {} for phase in Phase}
+        for name, task in self.tasks.items():
+            self.members[task.phase][name] = None
 
     def apply(self, event: Event) -> None:
         self.now = max(self.now, event.at)
@@ -193,6 +200,8 @@ class State:
         elif isinstance(event, Exited):
             phase = self._exit(event, task, phase)
         if phase is not task.phase:
+            del self.members[task.phase][event.task]
+            self.members[phase][event.task] = None
             task.phase, task.since = phase, event.at
 
     def _exit(self, event: Exited, task: TaskState, phase: Phase) -> Phase:
@@ -204,7 +213,8 @@ class State:
         task.failures.append(event.at)
         task.echoes = task.echoes + 1 if event.trace and event.trace == task.trace else 1
         task.trace = event.trace
-        self.stuck += 1
+        task.stuck = task.stuck + 1 if task.stuck_at == self.high else 1
+        task.stuck_at = self.high
         if self.cause is None:
             self.cause = event
         return Phase.FAILED
@@ -239,7 +249,7 @@ class State:
         if self.low < 0:
             self.low, self.low_at = event.step, event.at
         if event.step > self.high:
-            self.high, self.high_at, self.stuck = event.step, event.at, 0
+            self.high, self.high_at = event.step, event.at
         self._well_again(event)
 
     def _well_again(self, event: TaskEvent) -> None:

@@ -81,7 +81,8 @@ def supervise(
                     for watcher in watchers:
                         watcher.output(item)
             note([item for item in news if not isinstance(item, Output)])
-            note(list(notices.news(state, launcher.now(), logs)))
+            if launcher.now() >= notices.due:
+                note(list(notices.news(state, launcher.now(), logs)))
             for watcher in watchers:
                 watcher.tick(state, launcher.now(), notices.waiting)
     finally:
@@ -121,9 +122,11 @@ class Notices:
         self.plan, self.facts = plan, facts
         self.heard: dict[str, float] = {}  # when a task last printed something
         self.waiting: list[Wait] = []
+        self.due = 0.0
         self._told: dict[object, float] = {}
 
     def news(self, state: State, now: float, logs: Logs | None) -> Iterator[Event]:
+        self.due = now + PULSE
         self.waiting = waits(state, now, self.plan, self.facts)
         for wait in self.waiting:
             if now - self._told.get((wait.whom, wait.who), -WAIT_AGAIN) >= WAIT_AGAIN:
