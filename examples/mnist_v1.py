@@ -70,7 +70,9 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["async", "sync"], default="async")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--permute-labels", action="store_true", help="train on shuffled labels: accuracy must be chance")
+    parser.add_argument(
+        "--permute-labels", action="store_true", help="train on shuffled labels: accuracy must be chance"
+    )
     options = parser.parse_args()
 
     me = tf.distribute.cluster_resolver.TFConfigClusterResolver()  # TF_CONFIG, which Muster sets

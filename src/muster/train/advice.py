@@ -25,9 +25,18 @@ def _too_late() -> str:
     )
 
 
+def _version_1() -> str:
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or not tensorflow.executing_eagerly():  # under --tf1, where what is missing is missing
+        return ""
+    return "if this script was written for TensorFlow 1: muster run --tf1 gives it the v1 API"
+
+
 ROWS: Sequence[tuple[str, Callable[[], str]]] = (
     ("Collective ops must be configured at program startup", _too_late),
     ("PerReplica", _keras_3),
+    ("module 'tensorflow' has no attribute", _version_1),
+    ("module 'tensorflow._api.v2", _version_1),
     ("create_per_worker_dataset", _keras_3),
 )
 

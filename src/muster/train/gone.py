@@ -147,5 +147,5 @@ def imported(name: str) -> MusterError:
     path = name.partition(".")[2]
     file, _, line = where().rpartition(":")
     words = set(linecache.getline(file, int(line or 0)).replace(",", " ").replace(".", " ").split())
-    deeper = [known for known in INSTEAD if known.rpartition(".")[0] == path and known.rpartition(".")[2] in words]
-    return refusal(deeper[0] if deeper else path)
+    deeper = [known for known in INSTEAD if known.startswith(path + ".") and set(known.split(".")) <= words]
+    return refusal(max([path, *deeper], key=len))

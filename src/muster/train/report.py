@@ -81,13 +81,14 @@ class Channel:
         """Send what was held back; wait up to ``within`` seconds for the pipe to take it."""
         with self._lock:
             self._send_held()
+            self._push()
             end = self._clock() + within
             while self._unsent and self._pipe is not None and (left := end - self._clock()) > 0:
                 _wait(self._pipe, select.POLLOUT, left)
                 self._push()
 
     def close(self) -> None:
-        """Send all that is left, and read what was never asked for: a pipe closed with that inside looks broken above."""
+        """Send all that is left, and read what nobody asked for: closed with that inside, a pipe looks broken above."""
         self.flush(within=1.0)
         with self._reading:
             while self._pipe is not None and os.getpid() == self._pid and self._read(self._pipe, 0.0):

@@ -113,13 +113,13 @@ def replaced(written: dict[str, dict[int, str]], plan: Addresses, at: str = "") 
             "the script's ClusterSpec and the plan have not the same tasks",
             at=at,
             because=f"script: {_sizes(sizes)}; plan: {_sizes(planned)}",
-            try_=f"let the plan have what the script has ({_sizes(sizes)}), or change the script",
+            try_="give the run as many as the script has (--ps, --workers, or [run] of the cluster file)",
         )
     return {job: {index: plan[job][index] for index in tasks} for job, tasks in written.items()}
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{size} {job}" for job, size in sorted(sizes.items())) or "no task"
+    return ", ".join(f"{job} {size}" for job, size in sorted(sizes.items())) or "no task"
 
 
 def _difference(written: dict[str, dict[int, str]], planned: dict[str, dict[int, str]]) -> str:

@@ -77,7 +77,7 @@ def prepare(me: Context, as_tf1: bool) -> None:
 
 def run(script: str, args: list[str]) -> None:
     """Execute ``script`` as ``__main__``."""
-    path = str(Path(script).absolute())
+    path = script if script.startswith("/") else f"{Path.cwd()}/{script}"  # as Python has it: not made any nicer
     try:
         with io.open_code(path) as file:
             source = file.read()

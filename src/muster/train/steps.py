@@ -79,15 +79,19 @@ def _matters(op: Any) -> bool:
 
 
 class Progress:
-    """Follows the runs of one session: ask ``before`` what else to fetch, give ``after`` what came of it."""
+    """Follows the runs of one session: ask ``before`` what else to fetch, give ``after`` what came of it.
 
-    def __init__(self, graph: Any, to: Channel, clock: Callable[[], float] = time.monotonic) -> None:
-        self._graph, self._to, self._clock = graph, to, clock
+    ``judge(fetches)`` says what a report needs beside a run of them; nothing if that run does not train.
+    """
+
+    def __init__(
+        self, judge: Callable[[Any], dict[str, Any]], to: Channel, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._judge, self._to, self._clock = judge, to, clock
         self._runs: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
         self._due = 0.0
         self._local = 0
         self._loss: float | None = None
-        self.step: Any = None  # the global step of the graph, once it is known
 
     def before(self, fetches: Any) -> dict[str, Any]:
         """What to fetch beside ``fetches``: nothing, unless the run trains and a report is due."""
@@ -111,26 +115,32 @@ class Progress:
             self._to.flush()
 
     def _extra(self, fetches: Any) -> dict[str, Any]:
-        """Step and loss for a run that trains, nothing for another; looked up, for it is asked at every run."""
+        """What ``judge`` says, looked up, since it is asked at every run."""
         elements = tuple(fetches) if isinstance(fetches, (list, tuple)) else (fetches,)
         key = tuple(each if isinstance(each, str) else id(each) for each in elements)
         if key not in self._runs:
             self._runs[key] = (elements, self._judge(fetches))  # holding the elements, so that no id is used again
         return self._runs[key][1]
 
-    def _judge(self, fetches: Any) -> dict[str, Any]:
-        known = notes(self._graph)
-        self.step = _global_step(self._graph, known)
-        computed = ancestors(_ops(self._graph, fetches))
-        if self.step is None or not trains(computed, known, self.step):
+
+def judge(graph: Any) -> Callable[[Any], dict[str, Any]]:
+    """For ``Progress``: global step and loss, if a run of the fetches is a step of training in ``graph``."""
+
+    def of(fetches: Any) -> dict[str, Any]:
+        known, step = notes(graph), global_step(graph)
+        computed = ancestors(_ops(graph, fetches))
+        if step is None or not trains(computed, known, step):
             return {}
         loss = known.loss
-        return {"step": self.step, **({"loss": loss} if loss is not None and costs_nothing(loss, computed) else {})}
+        return {"step": step, **({"loss": loss} if loss is not None and costs_nothing(loss, computed) else {})}
+
+    return of
 
 
-def _global_step(graph: Any, known: Notes) -> Any:
+def global_step(graph: Any) -> Any:
+    """The registered one, else the one that an optimizer was given, else None."""
     step = import_module("tensorflow.python.training.training_util").get_global_step(graph)
-    return known.step if step is None else step
+    return notes(graph).step if step is None else step
 
 
 def _ops(graph: Any, fetches: Any) -> list[Any]:
@@ -152,8 +162,9 @@ def _ops(graph: Any, fetches: Any) -> list[Any]:
 class StepHook:
     """A SessionRunHook in all but name (TensorFlow asks for the methods only, and is not imported here)."""
 
-    def __init__(self, progress: Progress, tf: Any) -> None:
-        self._progress, self._tf = progress, tf
+    def __init__(self, graph: Any, to: Channel, tf: Any) -> None:
+        self._graph, self._tf = graph, tf
+        self._progress = Progress(judge(graph), to)
 
     def begin(self) -> None:
         pass
@@ -169,11 +180,12 @@ class StepHook:
         self._progress.after(run_context.original_args.fetches, run_values.results)
 
     def end(self, session: Any) -> None:
-        if self._progress.step is None:
+        step = global_step(self._graph)
+        if step is None:
             return
         try:
             options = self._tf.RunOptions(timeout_in_ms=CLOSING)
-            self._progress.close(int(session.run(self._progress.step, options=options)))
+            self._progress.close(int(session.run(step, options=options)))
         except (self._tf.errors.OpError, RuntimeError):
             pass  # the ps that holds it has ended: what was reported last stays the last
 
@@ -216,8 +228,7 @@ def _watch_monitored() -> None:
     tf = import_module("tensorflow.compat.v1")
 
     def init(plain: Any, self: Any, session_creator: Any, hooks: Any, *args: Any, **kwargs: Any) -> None:
-        progress = Progress(tf.get_default_graph(), channel())
-        own = StepHook(progress, tf)
+        own = StepHook(tf.get_default_graph(), channel(), tf)
         plain(self, session_creator, [own, *(hooks or [])], *args, **kwargs)
         for hook in hooks or []:
             if isinstance(hook, tf.train.StopAtStepHook) and hook._last_step is not None:
@@ -249,7 +260,7 @@ def _watch_supervisor() -> None:
 
     def prepare(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         session = plain(self, *args, **kwargs)
-        follow(session, Progress(session.graph, channel()))
+        follow(session, Progress(judge(session.graph), channel()))
         channel().ready()
         return session
 

@@ -136,8 +136,10 @@ def shorten_waits() -> None:
         if self._recovery_wait_secs == TENSORFLOW_WAIT:
             self._recovery_wait_secs = RECOVERY_WAIT
 
-    def monitored_init(plain: Any, self: Any, creator: Any, hooks: Any, recover: Any, grace: Any = STOP_WAIT) -> None:
-        plain(self, creator, hooks, recover, SYNC_STOP_WAIT if grace == STOP_WAIT and _has_sync(hooks) else grace)
+    def monitored_init(plain: Any, self: Any, creator: Any, hooks: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("stop_grace_period_secs") == STOP_WAIT and _has_sync(hooks):
+            kwargs["stop_grace_period_secs"] = SYNC_STOP_WAIT
+        plain(self, creator, hooks, *args, **kwargs)
 
     wrap(manager, "__init__", init)
     wrap(monitored, "__init__", monitored_init)
