@@ -1,7 +1,7 @@
 """Keras' optimizers in NumPy, in place, block by block.
 
 Each rule is written with the same operations in the same order as Keras 3 has them, in float32, so that the weights of
-the two stay together to rounding (a test holds them against Keras itself). What depends on the step, not on the
+the two stay together to rounding (a test holds them against Keras itself). What depends on the step and not the
 element (Adam's bias correction) is computed in float32 too, since Keras does: at step 1 its rounding is 1e-5.
 
 An optimizer sees blocks of at most ``BLOCK`` floats: weights, gradient, slots and scratch of a block then stay in cache.
@@ -267,7 +267,8 @@ def factors(optimizer: Optimizer, layout: Layout, sums: Mapping[int, Doubles]) -
         limit = optimizer.global_clipnorm
         factor = limit / max(norm, limit) + (norm - norm)
         return {k: np.full(len(part), factor) for k, part in sums.items()}
-    limit = optimizer.clipnorm or np.inf
+    assert optimizer.clipnorm, "there is no norm to clip by"
+    limit = optimizer.clipnorm
     squares = np.zeros(len(layout.parameters))
     for k, part in sums.items():
         np.add.at(squares, [piece.parameter for piece in layout.cuts[k].pieces], part)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from muster.errors import Refused
 
@@ -62,7 +62,7 @@ class Forget(NamedTuple):
     task: str
 
 
-Effect = Union[Apply, Answer, Sums, Forget]
+Effect = Apply | Answer | Sums | Forget
 
 
 @dataclass
