@@ -49,8 +49,8 @@ class Evaluate(tf.train.SessionRunHook):
 class Release(tf.train.SessionRunHook):
     """Lets the other workers go when this one ends.
 
-    In sync mode a worker waits for a token after every gradient. Tokens bear no name: one that is ahead may take a second
-    one, and at the end there is no further step to bring more. So who ends leaves enough for all.
+    In sync mode a worker waits for a token after every gradient. Tokens bear no name: one that is ahead may take a
+    second one, and at the end there is no further step to bring more. So who ends leaves enough for all.
     """
 
     def __init__(self, optimizer, workers):
@@ -70,9 +70,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["async", "sync"], default="async")
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument(
-        "--permute-labels", action="store_true", help="train on shuffled labels: accuracy must be chance"
-    )
+    parser.add_argument("--permute-labels", action="store_true", help="shuffle them: accuracy must be chance")
     options = parser.parse_args()
 
     me = tf.distribute.cluster_resolver.TFConfigClusterResolver()  # TF_CONFIG, which Muster sets

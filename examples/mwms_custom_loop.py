@@ -1,4 +1,4 @@
-"""MultiWorkerMirroredStrategy with a loop of one's own: every worker holds the model, gradients are added up over a ring.
+"""MultiWorkerMirroredStrategy with a loop of one's own: every worker holds the model, gradients go round a ring.
 
     muster run --engine tensorflow --kind mwms --ps 0 --workers 2 examples/mwms_custom_loop.py
 

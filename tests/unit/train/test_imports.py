@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from muster.train.imports import AfterImport, first, where, wrap
+from muster.train.imports import AfterImport, Refuse, first, where, wrap
 
 
 @pytest.fixture
@@ -46,6 +46,14 @@ def test_a_refusal_reaches_the_one_who_imports(module):
     first(AfterImport(module, refuse))
     with pytest.raises(RuntimeError, match="no"):
         importlib.import_module(module)
+
+
+def test_a_module_is_refused_to_a_script_and_missing_to_a_library(module):
+    first(Refuse(["gone_by"], RuntimeError))
+    with pytest.raises(RuntimeError, match=r"gone_by"):
+        exec(compile("import gone_by.part", "/home/me/script.py", "exec"), {})
+    with pytest.raises(ModuleNotFoundError):
+        exec(compile("import gone_by.part", "/lib/site-packages/lib.py", "exec"), {})
 
 
 def test_where_is_the_line_that_asks():

@@ -89,7 +89,8 @@ def test_a_script_that_is_not_there(tmp_path):
 
 
 def test_a_child_of_the_script_neither_has_the_pipe_nor_hears_of_it(tmp_path):
-    text = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import os; print(os.environ.get(\"MUSTER_FD\"))'])"
+    child = "import os; print(os.environ.get('MUSTER_FD'))"
+    text = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])"
     assert started(write(tmp_path, text), cwd=tmp_path, MUSTER_FD="0").stdout == "None\n"
 
 
@@ -105,7 +106,9 @@ def test_workers_of_multiprocessing_find_the_script(tmp_path):
 
 
 def test_a_script_that_never_imports_tensorflow_never_has_it(tmp_path):
-    text = "import sys\nimport muster\nmuster.report(step=1)\nprint(any(name.startswith('tensorflow') for name in sys.modules))"
+    text = (
+        "import sys, muster\nmuster.report(step=1)\nprint(any(name.startswith('tensorflow') for name in sys.modules))"
+    )
     assert started("--tf1", write(tmp_path, text), cwd=tmp_path).stdout == "False\n"
 
 
