@@ -221,7 +221,7 @@ def parse(line: str | bytes) -> Event:
     told = json.loads(line)
     if not isinstance(told, dict):
         raise ValueError(f"not an event: {line!r}")
-    kind = Event.kinds.get(told.pop("kind", ""))
+    kind = Event.kinds.get(str(told.pop("kind", "")))
     if kind is None:
         raise ValueError(f"not an event: {line!r}")
     try:

@@ -366,13 +366,9 @@ def check_task_name(name: str, plan: Plan) -> Task:
     """The task called ``name``. Raises Refused, with the size of the job and its addresses."""
     if name in plan.tasks:
         return plan.tasks[name]
-    role, slash, index = name.partition("/")
+    role, slash, _ = name.partition("/")
     peers = plan.of(role)
-    if (
-        slash
-        and peers
-        and not (index.isdigit() and str(int(index)) in {str(p.index) for p in peers} and index == str(int(index)))
-    ):
+    if slash and peers:
         raise Refused(
             f"there is no {name}",
             at=plan.source or plan.name,

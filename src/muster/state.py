@@ -60,6 +60,7 @@ NEXT: dict[tuple[Phase, type[Event]], Phase] = {
     (Phase.WAITING, Started): Phase.STARTING,
     (Phase.STOPPED, Started): Phase.STARTING,
     (Phase.FAILED, Started): Phase.STARTING,
+    (Phase.DONE, Started): Phase.STARTING,  # it had ended well, and everyone goes back to the checkpoint
     (Phase.STARTING, Spawned): Phase.RUNNING,
     (Phase.STARTING, Stopping): Phase.STOPPING,
     (Phase.STARTING, Exited): Phase.FAILED,  # an exit with code 0 makes DONE of FAILED, in apply()
