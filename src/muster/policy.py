@@ -60,8 +60,11 @@ def decide(state: State, now: float, plan: Plan) -> Iterator[Action]:
         yield from _together(state, now, plan, causes[0])
         return
     yield from _stalled(state, now, plan)
+    over = training_over(state, plan)
+    if over:
+        yield from (Stop(t.id, "training is finished", plan.run.grace) for t in plan.of("ps") if _may_go(t, state))
     for name in among(state, IDLE):
-        if now >= ready_at(state.tasks[name], plan.run):
+        if now >= ready_at(state.tasks[name], plan.run) and not (over and plan.tasks[name].role == "ps"):
             yield Start(name, state.tasks[name].attempt + 1)
     yield from _open_barrier(state, now, plan)
 
@@ -125,16 +128,25 @@ def done_at(state: State, plan: Plan) -> float | None:
     return min(ended, default=None)
 
 
+def training_over(state: State, plan: Plan) -> bool:
+    """Whether the ps may go though the run goes on: all that compute have said that they are finished, or have ended.
+
+    The coordinator of a ParameterServerStrategy speaks for its workers.
+    """
+    who = [plan.tasks[plan.chief]] if plan.run.kind == "pss" else plan.workers
+    return all(state.tasks[t.id].finished or state.tasks[t.id].phase is Phase.DONE for t in who)
+
+
 def _end(state: State, now: float, plan: Plan, why: Verdict) -> Iterator[Action]:
     alive = [plan.tasks[name] for name in among(state, ALIVE)]
     if not alive:
         yield Finish(why is Verdict.DONE)
         return
     said = "the run is done" if why is Verdict.DONE else why.value
-    grace = 0.0 if state.stop is not None and state.stop.now else plan.run.grace
+    grace = plan.run.grace
     late = why is not Verdict.DONE or now >= (done_at(state, plan) or 0.0) + plan.run.settle
     computing = [task for task in alive if task.role != "ps"]
-    if computing and not grace:
+    if state.stop is not None and state.stop.now:
         yield from (Stop(task.id, said, 0.0) for task in alive)
     elif computing:
         # A ps serves until the last worker is gone; the others get the time to end by themselves.
@@ -151,7 +163,7 @@ def _end(state: State, now: float, plan: Plan, why: Verdict) -> Iterator[Action]
 
 
 def _may_go(task: Task, state: State) -> bool:
-    return task.role == "ps" and state.tasks[task.id].phase is not Phase.STOPPING
+    return task.role == "ps" and state.tasks[task.id].phase in ALIVE - {Phase.STOPPING}
 
 
 def _stalled(state: State, now: float, plan: Plan) -> Iterator[Action]:
