@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,15 +25,15 @@ from muster.state import State, blank
 class Journal:
     """Appends batches of events, one fsync each."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, sync: Callable[[int], None] = os.fsync) -> None:
+        self.path, self._sync = path, sync
         self._file = path.open("ab", buffering=0)
 
     def append(self, events: Iterable[Event]) -> None:
         lines = "".join(event.line() + "\n" for event in events)
         if lines:
             self._file.write(lines.encode())
-            os.fsync(self._file.fileno())
+            self._sync(self._file.fileno())
 
     def replay(self) -> Iterator[Event]:
         yield from read(self.path)
@@ -222,6 +222,7 @@ def ports_in_use(root: Path) -> set[int]:
     taken: set[int] = set()
     for folder in runs(root)[:200]:
         age = time.time() - (folder.path / "plan.json").stat().st_mtime
-        if folder.launcher() or (not folder.journal.exists() and age < 30):
+        begun = folder.journal.exists() and folder.journal.stat().st_size > 0
+        if folder.launcher() or (not begun and age < 30):
             taken |= {task.port for task in folder.plan().tasks.values()}
     return taken
