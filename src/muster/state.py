@@ -134,6 +134,7 @@ class State:
     born: float = 0.0
     stop: StopAsked | None = None
     cause: TaskEvent | None = None  # the first failure of the trouble that we are in: later ones are mostly its echoes
+    cause_from: float = 0.0  # when the attempt that failed had started
     ended: RunEnded | None = None
     ended_at: float = 0.0
     now: float = 0.0  # when the last event happened
@@ -217,7 +218,7 @@ class State:
         task.stuck = task.stuck + 1 if task.stuck_at == self.high else 1
         task.stuck_at = self.high
         if self.cause is None:
-            self.cause = event
+            self.cause, self.cause_from = event, task.started
         return Phase.FAILED
 
     def _fact(self, event: TaskEvent, task: TaskState) -> None:

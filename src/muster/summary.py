@@ -117,7 +117,7 @@ def _cause(state: State, plan: Plan, why: Verdict | None) -> tuple[str, str, str
             "end that process, or give the task another port",
         )
     assert isinstance(event, Exited)
-    lived = max(0.0, event.at - state.tasks[event.task].started)
+    lived = max(0.0, event.at - state.cause_from)
     what = f"{task.id} on {task.host} ended {lived:.0f} s after it started ({said_code(event.code)})"
     if why in (Verdict.SAME, Verdict.SPENT, Verdict.NO_PROGRESS):
         what += f"; {why.value}"
