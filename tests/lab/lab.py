@@ -234,8 +234,10 @@ class Lab:
 
     def argv(self, host: str, argv: Sequence[str], cwd: str | Path | None = None) -> list[str]:
         machine = self._machines[host]
-        spaces = ["--net", "--uts", "--mount", "--ipc"] + ([] if host == "ctl" else ["--pid"])
+        spaces = ["--net", "--uts", "--mount", "--ipc"]
         where = str(cwd or (os.getcwd() if host == "ctl" else self.home))
+        if host != "ctl":  # nsenter then stays, as the parent; what it started must not outlive it
+            spaces += ["--pid", "setpriv", "--pdeathsig", "KILL"]
         return ["nsenter", "--target", str(machine.pid), *spaces, "sh", "-c", 'cd "$0" && exec "$@"', where, *argv]
 
     def run_in(

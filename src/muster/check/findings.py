@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Need:
-    """Tasks on ``src`` dial ``task`` on ``dst``."""
+    """Tasks on ``src`` dial ``task`` on ``dst``. Without a task nobody needs it: it was tried to learn which way is cut."""
 
     src: str
     dst: str

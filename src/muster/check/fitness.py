@@ -298,7 +298,7 @@ def clock(view: View) -> Iterator[Finding]:
     offsets = {
         host: offset(told["now"], *view.facts[host]["asked"])
         for host, told in view.section("clock").items()
-        if view.facts[host].get("asked")
+        if view.facts[host].get("asked") and "now" in told
     }
     reference = _median([0.0, *offsets.values()])
     for host, value in [*offsets.items(), ("this machine", 0.0)]:

@@ -2,7 +2,8 @@
 does the slowest cost a step? What follows from a finding about a host is not said again for each of its peers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from muster.check.findings import LIMITS, Finding, Link, Reach, Severity, roles
 from muster.check.view import View, listed
@@ -28,6 +29,8 @@ def unreached(view: View, known: Sequence[Finding]) -> Iterator[Finding]:
         by_pair.setdefault((reach.need.src, reach.need.dst), []).append(reach)
     faults: dict[frozenset[str], Fault] = {}
     for (src, dst), reaches in by_pair.items():
+        if not any(reach.need.task for reach in reaches):
+            continue
         faults.setdefault(frozenset((src, dst)), _fault(view, src, dst, reaches, by_pair.get((dst, src), [])))
     yield from _collapsed(view, list(faults.values()))
 
@@ -45,7 +48,7 @@ def _explained(view: View, reach: Reach, known: Sequence[Finding]) -> bool:
 
 def _fault(view: View, src: str, dst: str, there: Sequence[Reach], back: Sequence[Reach]) -> Fault:
     outcomes = {reach.outcome for reach in there}
-    ports = listed(sorted({f"{r.need.port} ({r.need.task})" for r in there}))
+    ports = listed(sorted({f"{r.need.port} ({r.need.task})" for r in there if r.need.task}))
     if outcomes == {"timeout"}:
         return _silence(view, src, dst, ports, back)
     outcome = sorted(outcomes - {"timeout"})[0]
@@ -70,9 +73,9 @@ def _silence(view: View, src: str, dst: str, ports: str, back: Sequence[Reach]) 
     """A connection that timed out. Whoever heard the other's first packet shows which way still works."""
     if _heard(view, dst, by=src):
         return _one_way(view, dst, src, f"{dst} heard {src}, its answers never arrived (port {ports})")
-    if _heard(view, src, by=dst) or (back and not _tested(view, dst, src)):
+    if _heard(view, src, by=dst):
         return _one_way(view, src, dst, f"{src} heard {dst}, its answers never arrived (port {ports} timed out)")
-    if back:
+    if any(reach.outcome == "timeout" for reach in back):
         because = f"connections time out both ways, and neither hears the other (port {ports})"
         try_ = f"is there a network between {src} and {dst}? from {src}: ping {view.hosts[dst].address}"
         return Fault(src, dst, "cut", f"{src} and {dst} cannot talk at all", because, try_)
@@ -83,21 +86,29 @@ def _silence(view: View, src: str, dst: str, ports: str, back: Sequence[Reach]) 
 
 def _one_way(view: View, sender: str, receiver: str, because: str) -> Fault:
     what = f"nothing that {sender} sends reaches {receiver}"
-    try_ = f"let {view.hosts[sender].address} through to {receiver}: its firewall, or a route that is missing"
+    try_ = f"let {_ip(view, sender, by=receiver)} through to {receiver}: its firewall, or a route that is missing"
     return Fault(sender, receiver, "cut one way", what, because, try_)
 
 
 def _open(view: View, src: str, dst: str) -> str:
     ports = ",".join(str(port) for port in sorted(view.hosts[dst].ports.values()))
-    return f"open the firewall on {dst}: ufw allow from {view.hosts[src].address} to any port {ports} proto tcp"
+    return f"open the firewall on {dst}: ufw allow from {_ip(view, src, by=dst)} to any port {ports} proto tcp"
 
 
 def _heard(view: View, host: str, by: str) -> bool:
     """Does ``host`` hold a connection half open that ``by`` began?"""
-    there = set(view.facts.get(host, {}).get("half_open", []))
-    address = view.hosts[by].address
-    found = view.facts.get(host, {}).get("names", {}).get("found", {}).get(address, [])
-    return bool(there & {address, *(found if isinstance(found, list) else [])})
+    return bool(set(view.facts.get(host, {}).get("half_open", [])) & set(_ips(view, by, host)))
+
+
+def _ips(view: View, host: str, by: str) -> list[str]:
+    """The plain addresses that ``by`` has for ``host``."""
+    address = view.hosts[host].address
+    found = view.facts.get(by, {}).get("names", {}).get("found", {}).get(address)
+    return found if isinstance(found, list) else [address]
+
+
+def _ip(view: View, host: str, by: str) -> str:
+    return listed(_ips(view, host, by))
 
 
 def _tested(view: View, src: str, dst: str) -> bool:
@@ -105,7 +116,7 @@ def _tested(view: View, src: str, dst: str) -> bool:
 
 
 def _collapsed(view: View, faults: list[Fault]) -> Iterator[Finding]:
-    everyone = _peers((r.need.src, r.need.dst) for r in view.pairs.reaches)
+    everyone = _peers((r.need.src, r.need.dst) for r in view.pairs.reaches if r.need.task)
     bad = _peers((fault.host, fault.peer) for fault in faults)
     alone = {host for host, peers in bad.items() if len(peers) > 1 and peers == everyone.get(host)}
     alone = alone if len(alone) < len(everyone) else set()  # everybody cut off from everybody: then each pair is told
@@ -172,6 +183,31 @@ def judged(link: Link) -> Verdict | None:
     if not found:
         return None
     return Verdict(link, "error" if "error" in found.values() else "warning", tuple(found))
+
+
+def better(first: Link, second: Link) -> Link:
+    """What two measurements of one link say together: the better round trip and rates, which only ever look worse than they
+    are, and the loss of both, which is chance."""
+    if second.error:
+        return first
+    quick = min((first, second), key=lambda link: link.rtt_p50 if link.rtt_p50 is not None else inf)
+    return replace(
+        quick,
+        loss_forth=_mean(first.loss_forth, second.loss_forth),
+        loss_back=_mean(first.loss_back, second.loss_back),
+        segments=first.segments + second.segments,
+        mbit_forth=_most(first.mbit_forth, second.mbit_forth),
+        mbit_back=_most(first.mbit_back, second.mbit_back),
+    )
+
+
+def _mean(*shares: float | None) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _most(*rates: float | None) -> float | None:
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 def trip(link: Link) -> float | None:
@@ -250,7 +286,8 @@ class Slowest:
 
     def __str__(self) -> str:
         pace = f"a step of a model of {self.parameters:,} parameters takes at least {_time(self.seconds)} over it"
-        return f"{self.link.a} - {self.link.b}: {figures(self.link)}; {pace} ({_time(self.usual)} over the middle one)"
+        usual = f" ({_time(self.usual)} over the middle one)" if self.usual < self.seconds else ""
+        return f"{self.link.a} - {self.link.b}: {figures(self.link)}; {pace}{usual}"
 
 
 def slowest_link(view: View) -> Slowest | None:

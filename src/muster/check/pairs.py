@@ -57,26 +57,26 @@ class Listener:
         self.ports = {port for _, port in ports}
         self._socks: list[Socket] = []
         for address, port in ports:
-            self._open(address, port)
-        for sock in self._socks:
-            threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
+            found = probe.resolve(address)
+            if isinstance(found, str):
+                self.errors[str(port)] = found
+                continue
+            for sock in [self._open(where, port) for where in found]:
+                if sock:
+                    threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
 
-    def _open(self, address: str, port: int) -> None:
-        found = probe.resolve(address)
-        if isinstance(found, str):
-            self.errors[str(port)] = found
-            return
-        for where in found:
-            sock = socket.socket(_family(where), socket.SOCK_STREAM)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((where, port))
-                sock.listen(256)
-            except OSError as error:
-                sock.close()
-                self.errors[str(port)] = errno.errorcode.get(error.errno or 0, str(error))
-            else:
-                self._socks.append(sock)
+    def _open(self, where: str, port: int) -> Socket | None:
+        sock = socket.socket(_family(where), socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((where, port))
+            sock.listen(256)
+        except OSError as error:
+            sock.close()
+            self.errors[str(port)] = errno.errorcode.get(error.errno or 0, str(error))
+            return None
+        self._socks.append(sock)
+        return sock
 
     def _accept(self, sock: Socket) -> None:
         while True:
@@ -98,6 +98,22 @@ class Listener:
                 MODES[mode](peer, min(float(seconds), 2.0))
             except (OSError, ValueError):  # a stranger, or a peer that has its figure and went away
                 return
+
+    def spare(self, towards: str) -> Answer:
+        """One more port, at the address from which this host sends to ``towards``: for a host that is only ever the one who
+        dials, so that the other can show whether its packets arrive here."""
+        found = probe.resolve(towards)
+        if isinstance(found, str):
+            return {"error": found}
+        with socket.socket(_family(found[0]), socket.SOCK_DGRAM) as route:
+            route.connect((found[0], 9))  # sends nothing; it only picks the way
+            address = route.getsockname()[0]
+        sock = self._open(address, 0)
+        if sock is None:
+            return {"error": self.errors.pop("0", "")}
+        threading.Thread(target=self._accept, args=(sock,), daemon=True).start()
+        self.ports.add(sock.getsockname()[1])
+        return {"address": address, "port": sock.getsockname()[1]}
 
     def half_open(self) -> list[str]:
         """Addresses of peers whose SYN came in here and whose answer to ours did not."""

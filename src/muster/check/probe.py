@@ -553,7 +553,6 @@ SECTIONS: dict[str, Callable[[Request], Any]] = {
     "build": build,
     "libraries": libraries,
     "gpus": gpus,
-    "clock": clock,
     "machine": machine,
     "environment": environment,
     "limits": limits,

@@ -73,6 +73,10 @@ class Examination:
         self.listener = pairs.Listener(request["token"], [(address, port) for _, address, port in request["ports"]])
         return {"errors": self.listener.errors}
 
+    def spare(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.listener = self.listener or pairs.Listener(request["token"], [])
+        return self.listener.spare(request["towards"])
+
     def half_open(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"from": self.listener.half_open() if self.listener else []}
 
@@ -85,9 +89,11 @@ class Examination:
 
 ASKED: dict[str, Callable[[Examination, dict[str, Any]], dict[str, Any]]] = {
     "facts": lambda _, request: probe.facts(request),
+    "clock": lambda _, request: probe.clock(request),
     "nonce": lambda _, request: probe.nonce(request),
     "listen": Examination.listen,
     "reach": lambda _, request: pairs.reach(request["targets"], request["token"], request["within"]),
+    "spare": Examination.spare,
     "half_open": Examination.half_open,
     "measure": lambda _, request: pairs.measure(request["target"], request["token"], request["within"]),
     "hush": Examination.hush,

@@ -16,6 +16,7 @@ from typing import Any
 
 from muster.check.channel import Channel, ChannelBroken
 from muster.check.findings import Job, Link, Need, Pairs, Reach, Wanted, dialled, needs
+from muster.check.network import better, judged
 from muster.check.unreachable import ssh_verdict
 
 Opener = Callable[[Wanted], Channel]
@@ -23,6 +24,7 @@ Answers = dict[str, dict[str, Any]]
 Progress = Callable[[str], None]
 
 ALONE, CONNECT, MEASURE = 20.0, 3.0, 10.0  # seconds for: one host's facts, one connection, one link
+SECOND_LOOK = 10.0  # seconds for measuring doubtful links once more
 AGAIN = (0.5, 1.5, 4.0)  # seconds to wait before asking an sshd again that was too busy
 
 
@@ -91,9 +93,11 @@ class _Round:
         }
         for pause in (*AGAIN, None):
             channel = opener(w)
-            sent = time.time()
             try:
                 facts = channel.ask(request, min(ALONE, self._left()))
+                # Asked again by itself: the first answer took as long as a login and all the rest of the facts.
+                sent = time.time()
+                facts["clock"] = channel.ask({"ask": "clock"}, min(ALONE, self._left()))
             except ChannelBroken as broken:
                 channel.close()
                 self.facts[w.host] = {"failure": {"returncode": broken.returncode, "stderr": broken.stderr}}
@@ -153,24 +157,34 @@ class _Round:
         able = {w.host for w in self._fit()}
         needed = [need for need in needs(self.wanted, self.job) if need.src in able and self._listens(need)]
         self.progress(f"{len(needed)} connections")
+        self._reach_all(needed)
+        if any(reach.outcome == "timeout" for reach in self.reaches):
+            self._which_way()
+
+    def _which_way(self) -> None:
+        """A connection that timed out was lost on its way there or on its way back. Each side says whom it heard; a side
+        that nobody had reason to dial gets a port for it, and is dialled."""
+        tried = {(r.need.src, r.need.dst) for r in self.reaches}
+        lost = {(r.need.dst, r.need.src) for r in self.reaches if r.outcome == "timeout"} - tried
+        address = {w.host: w.address for w in self.wanted}
+        towards = {dst: {"ask": "spare", "token": self.token, "towards": address[src]} for src, dst in sorted(lost)}
+        spares = {dst: answer for dst, answer in self.each(towards).items() if "port" in answer}
+        needed = [Need(src, dst, "", spares[dst]["address"], spares[dst]["port"]) for src, dst in lost if dst in spares]
+        self._reach_all(needed)
+        for host, answer in self.each({host: {"ask": "half_open"} for host in self.channels}).items():
+            self.facts[host]["half_open"] = answer.get("from", [])
+
+    def _reach_all(self, needed: list[Need]) -> None:
         by_src: dict[str, list[Need]] = {}
         for need in needed:
             by_src.setdefault(need.src, []).append(need)
-        requests = {
-            src: {
-                "ask": "reach",
-                "token": self.token,
-                "within": CONNECT,
-                "targets": [{"id": need.id, "address": need.address, "port": need.port} for need in these],
-            }
-            for src, these in by_src.items()
-        }
-        answers = self.each(requests, CONNECT + 5)
+        answers = self.each({src: self._dial(these) for src, these in by_src.items()}, CONNECT + 5)
         for src, these in by_src.items():
-            self.reaches += [_reach(need, answers.get(src, {}).get(need.id)) for need in these if src in answers]
-        if any(reach.outcome == "timeout" for reach in self.reaches):
-            for host, answer in self.each({host: {"ask": "half_open"} for host in self.channels}).items():
-                self.facts[host]["half_open"] = answer.get("from", [])
+            self.reaches += [_reach(need, answers[src].get(need.id)) for need in these if src in answers]
+
+    def _dial(self, these: list[Need]) -> dict[str, Any]:
+        targets = [{"id": need.id, "address": need.address, "port": need.port} for need in these]
+        return {"ask": "reach", "token": self.token, "within": CONNECT, "targets": targets}
 
     def _listens(self, need: Need) -> bool:
         told = self.facts.get(need.dst, {}).get("listen")
@@ -180,20 +194,31 @@ class _Round:
         """Each pair of hosts once, from the side that gets through."""
         pending: dict[frozenset[str], Need] = {}
         for reach in self.reaches:
-            if reach.outcome == "ok":
+            if reach.outcome == "ok" and reach.need.task:
                 pending.setdefault(frozenset((reach.need.src, reach.need.dst)), reach.need)
         self.progress(f"measuring {len(pending)} links")
         waiting, busy, changed = list(pending.values()), set[str](), threading.Condition()
 
         def work() -> None:
             while need := _take(waiting, busy, changed):
-                link = self._link(need)
-                with changed:
-                    self.links.append(link)
-                    busy.difference_update((need.src, need.dst))
-                    changed.notify_all()
+                try:
+                    self.links.append(self._link(need))
+                finally:
+                    with changed:
+                        busy.difference_update((need.src, need.dst))
+                        changed.notify_all()
 
         _at_once([work] * max(1, len(self.channels) // 2))
+        self._second_look(pending)
+
+    def _second_look(self, needed: Mapping[frozenset[str], Need]) -> None:
+        """A link that looks bad is measured again while nothing else runs: a fault stays, a busy moment does not. Few links,
+        and not for long: where most are bad it is the network, and there is nothing to doubt."""
+        until = time.monotonic() + SECOND_LOOK
+        for index, link in enumerate(self.links):
+            if judged(link) and time.monotonic() < until:
+                self.progress(f"{link.a} - {link.b} once more")
+                self.links[index] = better(link, self._link(needed[frozenset((link.a, link.b))]))
 
     def _link(self, need: Need) -> Link:
         within = min(MEASURE, self._left() - 2)
