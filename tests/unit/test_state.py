@@ -241,7 +241,7 @@ def chaos(dice, chief, steps=40):
 @pytest.mark.parametrize("seed", range(50))
 def test_replay_equals_live(tmp_path, seed):
     plan = make(ps=2, workers=6, retries=4, chief=seed % 2 == 0)
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = Journal(tmp_path / "journal.jsonl", sync=lambda fd: None)
     live = supervise(plan, FakeLauncher(chaos(random.Random(seed), plan.chief)), journal)
     again = blank(plan.tasks)
     for event in journal.replay():

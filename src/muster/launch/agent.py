@@ -15,8 +15,8 @@ Rules:
   waits, which is better than losing lines or growing without bound.
 
 Down the pipe come frames of a 4-byte length and JSON (``verb``); up go frames of a type byte and a 4-byte length:
-``E`` an event (JSON, without a time: the launcher's clock is the only one), ``O`` output (task, attempt, bytes,
-with NUL between them).
+``E`` an event of ours (JSON, without a time: the launcher's clock is the only one), ``R`` one that a task reports (it
+may say what it does, not that it has ended), ``O`` output (task, attempt, bytes, with NUL between them).
 """
 
 import base64
@@ -342,8 +342,8 @@ class Agent:
     def _ended(self, task: Task) -> None:
         swept = self._sweep(task)
         self._read_reports(task)
-        for _ in range(256):  # at most 16 MB that were still in the pipe
-            if not self._read_output(task):
+        for _ in range(256):  # at most 16 MB that were still in the pipe: its last words, however far the launcher is
+            if not self._read_output(task, beyond=True):
                 break
         self._forget(task)
         del self.tasks[task.id]
@@ -375,8 +375,8 @@ class Agent:
         if task.channel:
             task.channel.close()
 
-    def _read_output(self, task: Task) -> bool:
-        if len(self.outbox) > BACKLOG:
+    def _read_output(self, task: Task, beyond: bool = False) -> bool:
+        if len(self.outbox) > BACKLOG and not beyond:
             time.sleep(0.005)  # the launcher is slow or frozen: let the task wait, not our memory grow
             return False
         try:
@@ -421,7 +421,8 @@ class Agent:
             return  # the user's code wrote into the descriptor: not a report, and not worth ending a run
         for name in ("at", "task", "attempt"):
             told.pop(name, None)
-        self.say(str(kind), task, **told)
+        told.update(kind=str(kind), task=task.id, attempt=task.attempt)
+        self._send(b"R", json.dumps(told).encode())
 
     def _tell(self, task: Task, told: dict[str, Any]) -> None:
         if task.channel:

@@ -12,11 +12,13 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from muster.cluster import Host
-from muster.events import Event, HostLost, HostUp, parse
+from muster.events import REPORTS, Event, Exited, HostLost, HostUp, parse
 from muster.launch import Output
 from muster.launch.agent import HEADER, LENGTH, MARK
 from muster.plan import Task
@@ -43,6 +45,7 @@ class AgentPipe:
         self._marked = False
         self.noise = b""  # what was printed before the agent's mark: a login shell's, worth showing on failure
         self.open = True
+        self.ended = False  # all that the agent has ever said was read
 
     def send(self, **order: Any) -> None:
         payload = json.dumps(order).encode()
@@ -112,6 +115,7 @@ class AgentLauncher:
         self._pipes: dict[str, AgentPipe] = {}
         self._selector = selectors.DefaultSelector()
         self._attempts: dict[str, int] = {}
+        self._alive: dict[str, AgentPipe] = {}
         self._drop, self._foreground, self._run = list(drop), foreground, run
         self._last_beat, self._beat = 0.0, lease / 4 if lease else None
         self._one = hosts[0].name if one_for_all else ""
@@ -141,6 +145,7 @@ class AgentLauncher:
 
     def start(self, task: Task, attempt: int) -> None:
         self._attempts[task.id] = attempt
+        self._alive[task.id] = self._pipe(task)
         self._pipe(task).send(
             verb="start",
             task=task.id,
@@ -148,7 +153,7 @@ class AgentLauncher:
             argv=list(task.argv),
             env=task.env,
             cwd=task.cwd,
-            port=task.port,
+            port=task.port if task.listens else 0,
             drop=self._drop,
             tty=task.id == self._foreground,
         )
@@ -174,14 +179,23 @@ class AgentLauncher:
 
     def wait(self, until: float) -> list[Event | Output]:
         self._heartbeat()
-        news: list[Event | Output] = []
+        news: list[Event | Output] = list(self._lost())
         limit = until if self._beat is None else min(until, self._last_beat + self._beat)
+        limit = 0.0 if news else limit
         for key, _ in self._selector.select(max(0.0, limit - self.now())):
             if isinstance(key.data, AgentPipe):
                 news += self._from_agent(key.data)
             else:
                 news += key.data.take(self.now())
         return news
+
+    def _lost(self) -> Iterator[Exited]:
+        """Tasks whose agent is gone: it ends them before it goes, and nobody is left to say how."""
+        for name, pipe in list(self._alive.items()):
+            if pipe.ended:
+                del self._alive[name]
+                said = f"the agent on {pipe.host} is gone"
+                yield Exited(self.now(), name, self._attempts[name], -signal.SIGHUP, error=said, trace=said)
 
     def _heartbeat(self) -> None:
         if self._beat is not None and self.now() - self._last_beat >= self._beat:
@@ -194,7 +208,7 @@ class AgentLauncher:
         now = self.now()
         if frames is None:
             self._selector.unregister(pipe.fd)
-            pipe.open = False
+            pipe.open, pipe.ended = False, True
             noise = pipe.noise.decode("utf-8", "replace").strip()
             return [HostLost(now, pipe.host, noise.splitlines()[-1] if noise else "its agent ended")]
         news: list[Event | Output] = []
@@ -204,14 +218,19 @@ class AgentLauncher:
                 news.append(Output(task.decode(), int(attempt), data))
             else:
                 with contextlib.suppress(ValueError):  # a report of the user's own making, of no kind that we know
-                    news.append(self._event(pipe, payload, now))
+                    event = self._event(pipe, payload, now)
+                    news += [event] if kind == b"E" or isinstance(event, REPORTS) else []
         return news
 
     def _event(self, pipe: AgentPipe, payload: bytes, now: float) -> Event:
         told = json.loads(payload)
         if told["kind"] == "HostUp":
             return HostUp(now, pipe.host, told["facts"])
-        return parse(json.dumps({**told, "at": round(now, 4)}))
+        said = parse(json.dumps({**told, "at": round(now, 4)}))
+        event = msgspec.convert(said.__dict__, type(said))  # a task may report text where a number belongs
+        if isinstance(event, Exited):
+            self._alive.pop(event.task, None)
+        return event
 
     def close(self) -> None:
         for pipe in self._pipes.values():
