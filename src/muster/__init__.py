@@ -5,6 +5,7 @@ What a training script needs of it stands here, and is imported only when it is 
 - ``report(step=..., loss=..., total=..., accuracy=...)``: what the screen of the run shows
 - ``worker_index()``, ``workers()``, ``is_chief()``, ``task()``: who am I (alone: 0, 1, True, "worker/0")
 - ``ready()``: the start barrier;  ``finished()``: training is over, though the script goes on
+- ``fit(model, x, y, ...)``: Keras' ``Model.fit`` over Muster's parameter servers;  ``chunks(items, load)``: its data
 - ``connect()``: Muster's own parameter servers, for a loop of your own
 
 This module travels to the machines of a run, so it imports nothing.
@@ -13,6 +14,8 @@ This module travels to the machines of a run, so it imports nothing.
 __version__ = "0.1.0"
 
 _NAMES = {
+    "fit": "muster.train.fit",
+    "chunks": "muster.train.batches",
     "report": "muster.train.report",
     "ready": "muster.train.report",
     "finished": "muster.train.report",
@@ -23,7 +26,19 @@ _NAMES = {
     "connect": "muster.ps.connect",
 }
 
-__all__ = ["__version__", "connect", "finished", "is_chief", "ready", "report", "task", "worker_index", "workers"]
+__all__ = [
+    "__version__",
+    "chunks",
+    "connect",
+    "finished",
+    "fit",
+    "is_chief",
+    "ready",
+    "report",
+    "task",
+    "worker_index",
+    "workers",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -213,7 +213,25 @@ class Finished(TaskEvent):
     """Training is over though the script goes on (exporting, evaluating): the ps may go."""
 
 
-REPORTS: tuple[type[TaskEvent], ...] = (Ready, Total, Step, Metrics, Said, Mismatch, Joined, Finished)
+@dataclass(frozen=True)
+class Account(TaskEvent):
+    """What this worker's share came to, over Muster's parameter servers. ``staleness``: mean updates by others."""
+
+    samples: int
+    staleness: float
+    staleness_max: int
+    dropped: int  # gradients that came after their round was closed
+
+
+@dataclass(frozen=True)
+class Data(TaskEvent):
+    """Samples in all gradients that were applied, and how many an undisturbed run would have had. Told by the chief."""
+
+    samples: int
+    planned: int
+
+
+REPORTS: tuple[type[TaskEvent], ...] = (Ready, Total, Step, Metrics, Said, Mismatch, Joined, Finished, Account, Data)
 
 
 def parse(line: str | bytes) -> Event:

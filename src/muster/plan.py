@@ -52,6 +52,7 @@ class Task(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     env: dict[str, str]
     why: str
+    listens: bool = True  # on its port: tasks of Muster's own engine need none within one host
 
     @property
     def where(self) -> str:
@@ -117,8 +118,10 @@ def make_plan(
     _no_loopback_between_hosts(placed, cluster)
     notes += _say(placed, run, chief, facts)
     tasks = {}
+    many = len({seat.host.address for seat in placed}) > 1
     for seat in placed:
-        task = _task(seat, run, script, chief, addresses, cwd, python, facts.get(seat.host.name, Facts()))
+        known = facts.get(seat.host.name, Facts())
+        task = _task(seat, run, script, chief, addresses, cwd, python, known, many)
         tasks[task.id] = task
     name = cluster.name or Path(script.path).stem or "run"
     return Plan(
@@ -304,6 +307,7 @@ def _task(
     cwd: str,
     python: str,
     facts: Facts,
+    many: bool,
 ) -> Task:
     me = f"{seat.role}/{seat.index}"
     role_of = {
@@ -342,6 +346,7 @@ def _task(
         argv=_argv(seat, run, script, interpreter),
         env=env,
         why=seat.why,
+        listens=run.engine == "tensorflow" or (seat.role == "ps" and many),
     )
 
 

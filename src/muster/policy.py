@@ -181,7 +181,7 @@ def _open_barrier(state: State, now: float, plan: Plan) -> Iterator[Action]:
     On the first start everybody is waited for: else the first worker up does all the steps. One that comes back finds
     the others at work, which is to say released or gone, and goes at once.
     """
-    ready = list(state.members[Phase.READY])
+    ready = [name for name in state.members[Phase.READY] if plan.tasks[name].role != "ps"]
     if not ready:
         return
     started = any(state.tasks[t.id].released for t in plan.workers)

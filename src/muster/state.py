@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from muster.events import (
+    Account,
+    Data,
     Event,
     Exited,
     Finished,
@@ -76,7 +78,9 @@ NEXT: dict[tuple[Phase, type[Event]], Phase] = {
     (Phase.STOPPING, Ready): Phase.STOPPING,
     (Phase.STOPPING, Exited): Phase.STOPPED,  # our doing, whatever the code
 }
-FACTS = frozenset({Listening, PortTaken, Frozen, Thawed, Total, Step, Metrics, Said, Mismatch, Joined, Finished})
+FACTS = frozenset(
+    {Listening, PortTaken, Frozen, Thawed, Total, Step, Metrics, Said, Mismatch, Joined, Finished, Account, Data}
+)
 
 
 class Surprise(Exception):
@@ -107,6 +111,7 @@ class TaskState:
     stepped: float = 0.0  # when the last step was reported
     loss: float | None = None
     forced: bool = False
+    account: Account | None = None
     stuck: int = 0  # failures in a row during which the global step of the run did not grow
     stuck_at: int = -1  # the highest global step of the run at the last of them
 
@@ -144,6 +149,7 @@ class State:
     low_at: float = 0.0
     high_at: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
+    data: Data | None = None
     setbacks: list[Setback] = field(default_factory=list)
     hosts: dict[str, str] = field(default_factory=dict)  # name -> "up", or why it is lost
     waits: list[Waiting] = field(default_factory=list)
@@ -240,6 +246,10 @@ class State:
             task.frozen = isinstance(event, Frozen)
         elif isinstance(event, Joined):
             task.joined = True
+        elif isinstance(event, Account):
+            task.account = event
+        elif isinstance(event, Data):
+            self.data = event
         elif isinstance(event, Finished):
             task.finished = True
 

@@ -23,6 +23,10 @@ class TaskSummary(msgspec.Struct, frozen=True):
     exit: str
     log: str
     forced: bool = False
+    samples: int | None = None
+    staleness: float | None = None  # updates by others between a worker's pull and its push: mean, and largest
+    staleness_max: int | None = None
+    dropped: int = 0
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -39,6 +43,8 @@ class Summary(msgspec.Struct, frozen=True):
     tasks: list[TaskSummary]
     exit_code: int
     logs: str = ""
+    samples: int | None = None  # in all gradients that were applied
+    samples_repeated: int | None = None
     warnings: list[str] = []
 
     def as_json(self) -> dict[str, Any]:
@@ -68,6 +74,8 @@ def summarise(state: State, plan: Plan, now: float, folder: str = "") -> Summary
         tasks=[_task(name, t, plan, folder) for name, t in state.tasks.items()],
         logs=f"{folder}/logs" if folder else "",
         exit_code=_exit_code(ok, state, why),
+        samples=state.data.samples if state.data else None,
+        samples_repeated=max(0, state.data.samples - state.data.planned) if state.data else None,
         warnings=_warnings(state),
     )
 
@@ -75,7 +83,21 @@ def summarise(state: State, plan: Plan, now: float, folder: str = "") -> Summary
 def _task(name: str, t: TaskState, plan: Plan, folder: str) -> TaskSummary:
     task = plan.tasks[name]
     log = f"{folder}/logs/{task.log}" if folder else task.log
-    return TaskSummary(name, task.host, t.phase.value, t.steps, max(0, t.attempt - 1), ending(t), log, t.forced)
+    account = t.account
+    return TaskSummary(
+        task=name,
+        host=task.host,
+        phase=t.phase.value,
+        steps=t.steps,
+        restarts=max(0, t.attempt - 1),
+        exit=ending(t),
+        log=log,
+        forced=t.forced,
+        samples=account.samples if account else None,
+        staleness=round(account.staleness, 2) if account else None,
+        staleness_max=account.staleness_max if account else None,
+        dropped=account.dropped if account else 0,
+    )
 
 
 def ending(t: TaskState) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from muster.events import Waiting
 from muster.plan import PROXIES, Facts, Plan, Task
 from muster.policy import ready_at
-from muster.state import ALIVE, Phase, State
+from muster.state import ALIVE, Phase, State, TaskState
 
 PATIENCE = 5.0  # seconds of silence before we speak
 
@@ -44,7 +44,7 @@ def waits(state: State, now: float, plan: Plan, facts: dict[str, Facts] | None =
         mine = state.tasks[task.id]
         if mine.phase not in ALIVE or mine.phase is Phase.STOPPING or mine.step >= 0:
             continue
-        if not (mine.listening or mine.phase is Phase.READY):
+        if not _up(mine):
             continue  # it is not waiting for others: it has not come up itself
         for whom, since, why in _missing(task, state, now, plan, facts or {}):
             rows.setdefault((whom.id, why), []).append((task.id, max(since, mine.started)))
@@ -75,7 +75,7 @@ def _absent(state: State, now: float, plan: Plan, told: set[str]) -> list[Wait]:
     rows = []
     for task in plan.tasks.values():
         mine = state.tasks[task.id]
-        coming = mine.phase in (Phase.STARTING, Phase.RUNNING) and not (mine.listening or mine.joined or mine.step >= 0)
+        coming = mine.phase in (Phase.STARTING, Phase.RUNNING) and not (_up(mine) or mine.step >= 0)
         if coming and task.id not in told and now - mine.started >= PATIENCE and plan.run.engine == "tensorflow":
             rows.append(_wait(("the run",), task, mine.started, _why_down(task, state, now, plan)))
     return rows
@@ -86,9 +86,7 @@ def _missing(
 ) -> Iterator[tuple[Task, float, str]]:
     me = state.tasks[task.id]
     needed = [peer for peer in _needs(task, plan) if peer.id != task.id]
-    down = [
-        peer for peer in needed if not state.tasks[peer.id].listening and state.tasks[peer.id].phase is not Phase.DONE
-    ]
+    down = [peer for peer in needed if not _up(state.tasks[peer.id]) and state.tasks[peer.id].phase is not Phase.DONE]
     for peer in down:
         yield peer, _down_since(peer, state), _why_down(peer, state, now, plan)
     if down or task.role == "ps":
@@ -112,6 +110,11 @@ def _missing(
         yield plan.tasks[plan.chief], me.started, "it is up and has not initialised the variables yet"
     elif needed and now - me.started > 3 * PATIENCE:
         yield needed[0], me.started, _why_unreached(task, needed[0], plan, facts)
+
+
+def _up(task: TaskState) -> bool:
+    """It can be reached, as far as its agent or the task itself says."""
+    return task.listening or task.released or task.joined or task.phase is Phase.READY
 
 
 def _needs(task: Task, plan: Plan) -> list[Task]:

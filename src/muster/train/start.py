@@ -105,10 +105,14 @@ def strip(error: BaseException, seen: set[int]) -> None:
             strip(earlier, seen)
 
 
+# What stands between the script and TensorFlow. Frames of ``muster.fit`` stay: the script called that itself.
+BETWEEN = {f"{OURS}/{name}.py" for name in ("start", "imports", "roles", "steps", "tf1", "gone")}
+
+
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     kept = []
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(OURS):
+        if trace.tb_frame.f_code.co_filename not in BETWEEN:
             kept.append(trace)
         trace = trace.tb_next
     rest: TracebackType | None = None

@@ -239,26 +239,20 @@ def end_table(summary: Summary, plan: Plan) -> Table:
     forced = sum(t.forced for t in summary.tasks if plan.tasks[t.task].role != "ps")
     note = f" ({forced} task{'s' * (forced > 1)} had to be ended)" if summary.ok and forced else ""
     steps = f", {summary.steps:,} steps" if summary.steps else ""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{result}{note} in {clock(summary.seconds)}{steps}{rate}{metrics}",
-        title_justify="left",
-        title_style="bold",
-        caption=f"logs: {summary.logs}/" if summary.logs else None,
-        caption_justify="left",
-    )
-    for column in ("task", "host", "state", "steps", "restarts", "exit", "log"):
-        table.add_column(column, justify="right" if column in ("steps", "restarts") else "left", overflow="fold")
+    logs = f"logs: {summary.logs}/" if summary.logs else None
+    if summary.samples is not None:
+        logs = f"{summary.samples:,} samples trained on, {summary.samples_repeated:,} of them repeated; {logs or ''}"
+    title = f"{result}{note} in {clock(summary.seconds)}{steps}{rate}{metrics}"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table.caption, table.caption_justify = logs, "left"
+    stale = any(t.staleness is not None for t in summary.tasks)
+    columns = ["task", "host", "state", "steps", "restarts", "exit", *(["staleness"] if stale else []), "log"]
+    for column in columns:
+        right = column in ("steps", "restarts", "staleness")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
     for t in summary.tasks:
-        style = "red" if t.phase == "failed" else ""
-        table.add_row(
-            t.task,
-            t.host,
-            t.phase,
-            f"{t.steps:,}" if t.steps else "",
-            str(t.restarts),
-            t.exit,
-            Path(t.log).name,
-            style=style,
-        )
+        cells = [t.task, t.host, t.phase, f"{t.steps:,}" if t.steps else "", str(t.restarts), t.exit]
+        if stale:
+            cells.append("" if t.staleness is None else f"{t.staleness:.1f} (max {t.staleness_max})")
+        table.add_row(*cells, Path(t.log).name, style="red" if t.phase == "failed" else "")
     return table

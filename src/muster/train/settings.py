@@ -1,0 +1,103 @@
+"""What a compiled Keras model tells the parameter servers: its optimizer, its learning rate, and what cannot be had.
+
+Everything that ``fit`` refuses is refused here, by name, before training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from muster.errors import Refused
+from muster.ps.optimizers import parse
+
+
+def refuse(model: Any, keras: Any) -> None:
+    """Raises Refused for a model that Muster's parameter servers would train differently from Keras."""
+    if not getattr(model, "compiled", False):
+        raise Refused("The model is not compiled", at=model.name, try_="model.compile(optimizer=..., loss=...) first")
+    for name in ("train_step", "make_train_function"):
+        if getattr(type(model), name, None) is not getattr(keras.Model, name, None) and not _is_keras(
+            type(model), name, keras
+        ):
+            raise Refused(
+                f"{type(model).__name__} overrides {name}", at=type(model).__module__,
+                because="Muster computes the gradients itself, and would pass your version by",
+                try_="put the loss into compile() or compute_loss(), or write the loop with muster.connect()",
+            )  # fmt: skip
+    optimizer, scaling = inner(model.optimizer)
+    for name, why in (
+        ("use_ema", "moving averages of weights"),
+        ("gradient_accumulation_steps", "gradient accumulation"),
+    ):
+        if getattr(optimizer, name, None):
+            raise Refused(
+                f"The optimizer asks for {why}", at=f"{type(optimizer).__name__}({name}=...)",
+                because="the parameter servers keep none", try_=f"leave out {name}",
+            )  # fmt: skip
+    parse(describe(optimizer))
+    if scaling is not None and getattr(optimizer, "loss_scale_factor", None):
+        raise Refused("The optimizer scales the loss twice", at=f"{type(optimizer).__name__}(loss_scale_factor=...)")
+
+
+def _is_keras(kind: type, name: str, keras: Any) -> bool:
+    """Functional and Sequential may have their own; a user's class may not."""
+    owner = next((c for c in kind.__mro__ if name in vars(c)), None)
+    return owner is None or owner.__module__.split(".")[0] == keras.__name__.split(".")[0]
+
+
+def inner(optimizer: Any) -> tuple[Any, Any]:
+    """The optimizer that updates the weights, and the LossScaleOptimizer around it (float16), if there is one."""
+    within = getattr(optimizer, "inner_optimizer", None)
+    return (within, optimizer) if within is not None else (optimizer, None)
+
+
+def describe(optimizer: Any) -> dict[str, Any]:
+    """What ``muster.ps.optimizers.parse`` takes. The learning rate is left out: it travels with each push."""
+    config = {key: value for key, value in optimizer.get_config().items() if key != "learning_rate"}
+    return {"class_name": type(optimizer).__name__, "config": config}
+
+
+class Rate:
+    """The learning rate at a step: the optimizer's number, or its schedule taken at the step that was pulled."""
+
+    def __init__(self, optimizer: Any, tf: Any) -> None:
+        self._optimizer = optimizer
+        schedule = getattr(optimizer, "_learning_rate", None)
+        self.scheduled = callable(schedule) and not hasattr(schedule, "assign")
+        self._schedule = (
+            tf.function(lambda step: tf.cast(schedule(step), tf.float32), autograph=False) if self.scheduled else None
+        )
+        self._tf = tf
+        self._last: tuple[int, float] = (-1, 0.0)
+        self._number = 0.0 if self.scheduled else self.read()
+
+    def read(self) -> float:
+        """What the optimizer's variable says now, after a callback may have set it."""
+        if self.scheduled:
+            return float("nan")
+        self._number = float(np.asarray(self._optimizer.learning_rate))
+        return self._number
+
+    def at(self, step: int) -> float:
+        if self._schedule is None:
+            return self._number
+        if self._last[0] != step:
+            self._last = (step, float(self._schedule(self._tf.constant(step, self._tf.int64))))
+        return self._last[1]
+
+
+def give_back(
+    optimizer: Any, slots: dict[str, Any], variables: list[Any], views: dict[str, list[Any]], steps: int
+) -> None:
+    """Writes the slots that live on the ps into the optimizer's own variables, so that a saved model holds them."""
+    if not optimizer.built:
+        optimizer.build(variables)
+    by_path = {variable.path: variable for variable in optimizer.variables}
+    for slot in slots:
+        for variable, value in zip(variables, views[slot], strict=True):
+            path = f"{optimizer.name}/{variable.path.replace('/', '_')}_{slot}"
+            if path in by_path:
+                by_path[path].assign(value)
+    optimizer.iterations.assign(steps)
