@@ -26,7 +26,7 @@ from muster.ps.board import Lease
 from muster.ps.link import Identity, Link, Place
 from muster.ps.optimizers import Optimizer, exchanges, factors, parse
 from muster.ps.slabs import Cut, Declaration, Doubles, Floats, Layout, Parameter, aligned, declaration, differences
-from muster.ps.wire import Header
+from muster.ps.wire import Header, WireError
 
 SHARE_FROM = 1 << 20  # bytes of a slab from which shared memory beats a Unix socket
 NOTICE_AFTER = 5.0  # seconds
@@ -78,20 +78,13 @@ class Client:
         self._joined = False
         self._fds: list[int] = []
         self._shared: dict[int, bool] = {}
-        self._poll = select.poll()
-        self._by_fd: dict[int, Link] = {}
         for link in self.links:
             self._dial(link)
 
     # --- connections
 
     def _dial(self, link: Link) -> None:
-        if link.stream is not None:
-            self._poll.unregister(link.fileno())
-            del self._by_fd[link.fileno()]
         link.dial(self.clock() + self.patience, self.clock)
-        self._poll.register(link.fileno(), select.POLLIN)
-        self._by_fd[link.fileno()] = link
         self.mode = str(link.welcome["mode"])
         self.number = max(self.number, int(link.welcome["push"]))
 
@@ -113,59 +106,60 @@ class Client:
         link.request, link.landing = request, landing
 
     def _exchange(self, links: Iterable[Link]) -> None:
-        """Carry out the requests that ``links`` hold, all at once. Raises RunFailed where a ps stays away."""
+        """Carry out the requests that ``links`` hold, all at once. Raises RunFailed where a ps stays away.
+
+        Each call watches its own links only: what it does to bring one back is such a call too.
+        """
+        poll = select.poll()
         waiting: dict[int, Link] = {}
-        for link in links:
-            waiting[self._begin(link)] = link
+        try:
+            for link in links:
+                waiting[self._begin(link, poll)] = link
+            self._await(waiting, poll)
+        except BaseException:  # a ps refuses, or Ctrl-C: answers that are under way must not meet a later request
+            for link in waiting.values():
+                link.close()
+            raise
+
+    def _await(self, waiting: dict[int, Link], poll: select.poll) -> None:
         since = told = self.clock()
         while waiting:
-            events = self._poll.poll(NOTICE_AFTER * 1000)
+            events = poll.poll(NOTICE_AFTER * 1000)
             if not events and self.clock() - told >= NOTICE_AFTER:
                 told = self.clock()
                 names = ", ".join(f"{link.place.name} at {link.place}" for link in waiting.values())
                 self.notice(f"{self.who.task} waits for {names}, since {told - since:.0f} s")
             for fd, _ in events:
-                found = waiting.get(fd)
-                if found is None:
-                    self._forget(fd)
-                elif self._turn(found, waiting):
-                    waiting.pop(found.fileno(), None)
+                self._turn(fd, waiting, poll)
 
-    def _begin(self, link: Link) -> int:
+    def _begin(self, link: Link, poll: select.poll) -> int:
         while True:
             try:
-                link.begin() if link.stream is not None else self._raise_closed(link)
+                link.begin()
             except OSError as error:
                 self._back(link, error)
                 continue
-            fd = link.fileno()
-            if link.outbox.views:
-                self._poll.modify(fd, select.POLLIN | select.POLLOUT)
-            return fd
+            poll.register(link.fileno(), select.POLLIN | select.POLLOUT if link.outbox.views else select.POLLIN)
+            return link.fileno()
 
-    def _raise_closed(self, link: Link) -> None:
-        raise ConnectionError(f"{link.place.name} hung up")
-
-    def _turn(self, link: Link, waiting: dict[int, Link]) -> bool:
-        fd = link.fileno()
+    def _turn(self, fd: int, waiting: dict[int, Link], poll: select.poll) -> None:
+        link = waiting[fd]
         sending = bool(link.outbox.views)
         try:
             whole = link.turn()
         except OSError as error:
-            waiting.pop(fd, None)
+            poll.unregister(fd)
+            del waiting[fd]
             self._back(link, error)
-            waiting[self._begin(link)] = link
-            return False
-        if sending and not link.outbox.views:
-            self._poll.modify(fd, select.POLLIN)
-        return whole
-
-    def _forget(self, fd: int) -> None:
-        """A ps with which nothing is under way has hung up. It is dialled again with the next request."""
-        link = self._by_fd.pop(fd, None)
-        self._poll.unregister(fd)
-        if link is not None:
-            link.close()
+            waiting[self._begin(link, poll)] = link
+            return
+        except WireError as error:
+            raise RunFailed(f"{link.place.name} said what it may not", at=str(link.place), because=str(error)) from None
+        if whole:
+            poll.unregister(fd)
+            del waiting[fd]
+        elif sending and not link.outbox.views:
+            poll.modify(fd, select.POLLIN)
 
     def _checked(self, link: Link) -> Link:
         if link.reply.header.kind == wire.REFUSAL:
@@ -208,7 +202,7 @@ class Client:
         """
         wanted = Declaration(tuple(parameters), _plain(optimizer), len(self.links))
         self.optimizer: Optimizer = parse(wanted.optimizer)
-        self.layout = wanted.layout()
+        self.layout, self._wanted = wanted.layout(), wanted
         self._declared += 1
         self._joined, self.layout_number = False, 0
         if self.chief:
@@ -280,8 +274,22 @@ class Client:
             self._checked(link)
         return arrays
 
+    def store(self, values: Sequence[Any]) -> None:
+        """The chief's way to set the parameters: float32 arrays as in ``declare``. Slots and counts stay."""
+        flat = aligned(self.layout.size)
+        for view, parameter, value in zip(self.layout.views(flat), self.layout.parameters, values, strict=True):
+            view[...] = _floats(value, parameter).reshape(parameter.shape)
+        told = self._wanted.told()
+        for link, cut in zip(self.links, self.layout.cuts, strict=True):
+            data = flat[cut.start : cut.stop]
+            link.ask([wire.message(wire.DECLARE, told, data=data.nbytes), data])
+        self._exchange(self.links)
+        for link in self.links:
+            self._checked(link)
+        self._all({"ask": "store"})
+
     def state(self) -> dict[str, Floats]:
-        """Values (key "") and each slot (by its Keras name, such as "momentum"), float32 (layout.size,), of all ps."""
+        """Values (key "") and each slot (by its Keras name: "momentum"), float32 (layout.size,), from all ps."""
         declared = Declaration(self.layout.parameters, {}, len(self.links))
         return dict(zip(["", *self.optimizer.kept()], self._fetch(declared, self.optimizer), strict=True))
 
@@ -580,6 +588,7 @@ def _floats(given: Any, parameter: Parameter) -> Floats:
 
 def _plain(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """The optimizer as JSON: a learning rate that is a schedule stays here, since numbers travel."""
-    config = {k: v for k, v in dict(optimizer.get("config", optimizer)).items() if k != "learning_rate"}
+    outer = ("learning_rate", "class_name", "module", "registered_name", "build_config")
+    config = {k: v for k, v in dict(optimizer.get("config", optimizer)).items() if k not in outer}
     name = str(optimizer.get("class_name") or config.get("name") or "")
     return {"class_name": name, "config": config}

@@ -6,13 +6,13 @@ import array
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from muster.errors import RunFailed
 from muster.ps import wire
-from muster.ps.loop import tune
+from muster.ps.loop import socket_path, tune
 from muster.ps.wire import Header, WireError
 
 
@@ -144,7 +144,8 @@ class Link:
 
     def begin(self) -> None:
         """Send as much of the request as the socket takes. Raises OSError where the connection is broken."""
-        assert self.stream is not None
+        if self.stream is None:
+            raise ConnectionError("the connection is closed")
         self._header, self._todo = None, [memoryview(self._raw)]
         self.outbox.views = []
         self.outbox.add(*self.request)
@@ -199,3 +200,21 @@ class Link:
             sock.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
         finally:
             sock.setblocking(False)
+
+
+def places(cluster: Mapping[str, Any], run: str, task: str) -> list[Place]:
+    """Where each ps is for ``task``: its local socket where the plan has both on one host, else its address.
+
+    ``cluster`` is MUSTER_CLUSTER; ``"local": false`` in it forces addresses.
+    """
+    seats = cluster["cluster"]
+    role, _, index = task.partition("/")
+    own = seats[role][int(index)].rpartition(":")[0]
+    found = []
+    for number, address in enumerate(seats["ps"]):
+        host, _, port = address.rpartition(":")
+        if host == own and cluster.get("local") is not False:
+            found.append(Place(number, socket_path(run, number)))
+        else:
+            found.append(Place(number, host=host.strip("[]"), port=int(port)))
+    return found

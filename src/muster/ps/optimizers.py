@@ -4,7 +4,7 @@ Each rule is written with the same operations in the same order as Keras 3 has t
 the two stay together to rounding (a test holds them against Keras itself). What depends on the step and not the
 element (Adam's bias correction) is computed in float32 too, since Keras does: at step 1 its rounding is 1e-5.
 
-An optimizer sees blocks of at most ``BLOCK`` floats: weights, gradient, slots and scratch of a block then stay in cache.
+An optimizer sees blocks of at most ``BLOCK`` floats: weights, gradient, slots and scratch of a block stay in cache.
 """
 
 from __future__ import annotations
@@ -193,7 +193,18 @@ class RMSprop(Optimizer):
 KINDS: dict[str, type[Optimizer]] = {kind.__name__: kind for kind in (SGD, Adam, AdamW, Adagrad, RMSprop)}
 
 # Of Keras' settings: those that mean nothing here, and those that must be off, with what to do instead.
-_IGNORED = {"name", "learning_rate", "ema_momentum", "ema_overwrite_frequency", "is_legacy_optimizer", "jit_compile"}
+_IGNORED = {
+    "class_name",
+    "module",
+    "registered_name",
+    "build_config",
+    "name",
+    "learning_rate",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "is_legacy_optimizer",
+    "jit_compile",
+}
 _OFF = {
     "use_ema": "average the weights in a callback",
     "gradient_accumulation_steps": "make batch_size that much larger, or use more workers in sync mode",

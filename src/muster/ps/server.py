@@ -69,6 +69,7 @@ class Server:
     board: Board = field(default_factory=Board)
     layer: Layer | None = None
     staged: Layer | None = None
+    samples: float = 0.0  # in all gradients that were applied
 
     def __post_init__(self) -> None:
         self.updates: Updates = self._rule(exchange=False)
@@ -84,7 +85,7 @@ class Server:
         self.questions: dict[str, Callable[[Peer, Mapping[str, Any]], dict[str, Any]]] = {
             "layout": self.tell_layout, "commit": self.commit, "join": self.join, "phase": self.turn,
             "share": self.share, "shared": self.shared, "lend": self.lend, "post": self.post, "read": self.read,
-            "rate": self.set_rate, "stop": self.set_stop, "stats": self.stats,
+            "rate": self.set_rate, "stop": self.set_stop, "stats": self.stats, "store": self.store,
         }  # fmt: skip
 
     def _rule(self, exchange: bool) -> Updates:
@@ -233,6 +234,7 @@ class Server:
         share = 1.0 if together else 1.0 / max(1, len(self.updates.active()))
         chosen = scales if scales is not None else parts[0].scales
         self.slab.apply([(part.array, part.weight) for part in parts], parts[0].rate, chosen, share)
+        self.samples += sum(part.weight for part in parts)
 
     def _answer(self, task: str, late: bool) -> None:
         peer, request = self.peers.get(task), self.requests.pop(task, None)
@@ -313,6 +315,15 @@ class Server:
         for other in self.peers.values():
             other.shared = None
         return {"number": self.number}
+
+    def store(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Values that were staged take the place of those in use; slots and counts stay."""
+        layer, staged = self.layer, self.staged
+        if layer is None or staged is None or staged.fingerprint != layer.fingerprint:
+            raise Refused("There are no values to store", because=f"ps/{self.index} may have been restarted")
+        np.copyto(layer.slab.values, staged.slab.values)
+        self.staged = None
+        return {}
 
     def _restart_updates(self) -> None:
         """The rule begins anew with the layout; the count of updates, and who has pushed what, go on."""
@@ -397,7 +408,7 @@ class Server:
         waiting, owing = self.updates.waits()
         return {
             "version": self.updates.version, "stop": self.board.stop, "workers": members,
-            "waiting": sorted(waiting), "owing": sorted(owing),
+            "waiting": sorted(waiting), "owing": sorted(owing), "samples": self.samples,
         }  # fmt: skip
 
 

@@ -119,8 +119,11 @@ def _guess(start: bytes) -> str:
 
 
 def task_key(secret: bytes, task: str) -> bytes:
-    """The key of one task: HMAC-SHA256(secret of the run, its name). A ps derives it; a worker needs only its own."""
-    return hmac.new(secret, b"muster task " + task.encode(), hashlib.sha256).digest()
+    """The key of one task: HMAC-SHA256 of its name. A ps derives it from the run's secret; a worker needs only its own.
+
+    The secret is hashed first, since HMAC takes a key and the same key with zeros behind it for one.
+    """
+    return hmac.new(hashlib.sha256(secret).digest(), b"muster task " + task.encode(), hashlib.sha256).digest()
 
 
 def hello(task: str, attempt: int, life: bytes, nonce: bytes) -> bytes:

@@ -78,7 +78,8 @@ def test_models_that_cannot_be(parameters: list[Parameter]) -> None:
 
 
 def test_a_declaration_survives_the_wire() -> None:
-    ours = Declaration((Parameter("a", (2, 3)), Parameter("s", (3,), False, False, "float16")), {"class_name": "SGD"}, 2)
+    rows = (Parameter("a", (2, 3)), Parameter("s", (3,), False, False, "float16"))
+    ours = Declaration(rows, {"class_name": "SGD"}, 2)
     assert declaration(ours.told()) == ours
     assert declaration(ours.told()).fingerprint() == ours.fingerprint()
 

@@ -1,0 +1,175 @@
+"""``muster.connect()``: the parameter servers for a loop of your own, NumPy arrays in and out.
+
+    ps = muster.connect()
+    params = ps.declare({"w": w, "b": b}, {"name": "sgd", "learning_rate": 0.1})
+    while not ps.stopping and ps.step_now < 1000:
+        ps.step(gradients(params, next(batches)), samples=100)
+
+``params`` are views that every step fills anew. Run by ``muster run`` the loop shares its parameters with the other
+workers; run by itself it trains alone, over a parameter server in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from muster.errors import Refused
+from muster.ps import wire
+from muster.ps.client import Client, Done
+from muster.ps.link import Identity, places
+from muster.ps.loop import Loop, listen_local, remove_local
+from muster.ps.server import Rule, Server
+from muster.ps.slabs import Floats, Parameter
+
+Rate = float | Callable[[int], Any]
+
+
+class Session:
+    """One worker's connection to all parameter servers. Made by ``connect``; use it from one thread at a time."""
+
+    def __init__(self, client: Client, reports: Any) -> None:
+        self.client, self.reports = client, reports
+        self.names: list[str] = []
+        self.rate: Rate = 0.01
+
+    @property
+    def step_now(self) -> int:
+        """The global step: updates applied (in sync: rounds), by whomever."""
+        return self.client.step_now
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody has called ``stop``."""
+        return self.client.stopping
+
+    def declare(
+        self,
+        params: Mapping[str, Any],
+        optimizer: Mapping[str, Any] | str = "sgd",
+        learning_rate: Rate | None = None,
+        statistics: Sequence[str] = (),
+    ) -> dict[str, Floats]:
+        """Agree on the parameters, wait until all workers can start, and return the parameters by name.
+
+        ``params``: initial values by name; the chief's count, all workers need the same names and shapes. The arrays
+        returned are float32 views of one buffer, which ``pull`` and ``step`` fill. ``optimizer``: a name, or a config
+        as Keras gives it, such as {"name": "adam", "learning_rate": 0.001}. ``learning_rate``: a number, or a function
+        of the global step; it comes before the optimizer's. ``statistics`` names those that are averaged over the
+        workers instead of trained. Raises Refused for what has no counterpart on the parameter servers.
+        """
+        config: Mapping[str, Any] = {"name": optimizer} if isinstance(optimizer, str) else optimizer
+        set_there = config.get("config", config).get("learning_rate", 0.01)
+        rate = set_there if learning_rate is None else learning_rate
+        if not callable(rate) and not isinstance(rate, (int, float)):
+            raise Refused(
+                "The learning rate must be a number or a function of the step", because=f"it is {rate!r}",
+                try_="pass learning_rate=schedule; a Keras schedule is such a function",
+            )  # fmt: skip
+        self.rate, self.names = rate, list(params)
+        values = [np.asarray(value, np.float32) for value in params.values()]
+        rows = [
+            Parameter(name, value.shape, trainable=name not in statistics)
+            for name, value in zip(params, values, strict=True)
+        ]
+        self.client.declare(rows, config, values)
+        self.reports.ready()
+        self.client.pull()
+        return dict(zip(self.names, self.client.views, strict=True))
+
+    def pull(self) -> Done:
+        """Fill the parameters with their present values."""
+        return self.client.pull()
+
+    def push(self, grads: Any = None, samples: float = 1.0, loss: float | None = None) -> Done:
+        """Send gradients without taking values back; see ``step``."""
+        return self._reported(self.client.push(self._ordered(grads), samples, self._rate()), loss)
+
+    def step(self, grads: Any = None, samples: float = 1.0, loss: float | None = None) -> Done:
+        """Send gradients and fill the parameters with what they lead to, in one round trip.
+
+        ``grads``: arrays by name (a name left out has gradient zero), or a sequence in the order declared, or None for
+        what ``client.gradients`` holds; float32, in the shapes declared. ``samples``: how many samples they are the
+        mean of, the weight in a sync round. ``loss`` is only reported.
+        """
+        return self._reported(self.client.step(self._ordered(grads), samples, self._rate()), loss)
+
+    def stop(self, why: str = "stop") -> None:
+        """Every worker's ``stopping`` is True from its next step on."""
+        self.client.stop(why)
+
+    def finish(self) -> None:
+        """Out of data: nobody waits for this worker any more."""
+        self.client.turn("done")
+
+    def close(self) -> None:
+        self.client.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rate(self) -> float:
+        return float(self.rate(self.client.step_now)) if callable(self.rate) else float(self.rate)
+
+    def _ordered(self, grads: Any) -> Any:
+        if not isinstance(grads, Mapping):
+            return grads
+        unknown = [name for name in grads if name not in self.names]
+        if unknown:
+            raise Refused(f"There is no parameter called {unknown[0]}", try_="one of " + ", ".join(self.names))
+        return [grads.get(name) for name in self.names]
+
+    def _reported(self, done: Done, loss: float | None) -> Done:
+        self.reports.step(done.step, loss=loss)
+        return done
+
+
+def connect() -> Session:
+    """Connect this process to the parameter servers of its run, or to one of its own where there is no run.
+
+    Raises RunFailed where a parameter server cannot be reached or refuses us.
+    """
+    reports = _reports()
+    if "MUSTER_CLUSTER" not in os.environ:
+        return Session(alone(), reports)
+    secret = reports.secret()
+    reports.tell("Joined")
+    return Session(client(os.environ, bytes.fromhex(secret) if secret else b"", notice=reports.say), reports)
+
+
+def client(env: Mapping[str, str], secret: bytes, notice: Callable[[str], None] = lambda text: None) -> Client:
+    """A client for the task that ``env`` describes (MUSTER_TASK, _ATTEMPT, _RUN, _CLUSTER); it has to be declared to.
+
+    ``secret`` is the run's, from which the key of the task is derived.
+    """
+    told, task = json.loads(env["MUSTER_CLUSTER"]), env["MUSTER_TASK"]
+    who = Identity(task, int(env.get("MUSTER_ATTEMPT", "1")), os.urandom(16), wire.task_key(secret, task))
+    chief = told.get("chief", "worker/0")
+    return Client(places(told, env.get("MUSTER_RUN", ""), task), who, task == chief, notice=notice)
+
+
+def alone() -> Client:
+    """A client and, in a thread of this process, the one ps that it talks to."""
+    run, task, secret = f"alone-{secrets.token_hex(6)}", "worker/0", secrets.token_bytes(32)
+    server = Server(0, Rule(workers=(task,)), send=lambda peer, *buffers: None)
+    loop = Loop(server, [listen_local(run, 0)], secret)
+    threading.Thread(target=loop.run, name="muster-ps", daemon=True).start()
+    atexit.register(remove_local, run, 0)
+    seats = {"cluster": {"ps": ["localhost:0"], "worker": ["localhost:0"]}, "chief": task}
+    return client({"MUSTER_CLUSTER": json.dumps(seats), "MUSTER_TASK": task, "MUSTER_RUN": run}, secret)
+
+
+def _reports() -> Any:
+    """The process' one channel to its agent. It lives above this package, and is only looked up when a script asks."""
+    return importlib.import_module("muster.train.report").channel()
