@@ -225,8 +225,9 @@ def convert(raw: Any, kind: type[Made], where: str, source: Source) -> Made:
 def _choices(path: str) -> str:
     """What the setting at a key path takes, from its field."""
     table, _, name = path.rpartition(".")
-    kind: Any = {"run": Run, "": Cluster}.get(table, Host if table.startswith("hosts") else None)
     name = name.split("[")[0]
+    top = Cluster if name in Cluster.__struct_fields__ else Run  # a flag has the name of its field in [run]
+    kind: Any = {"run": Run, "": top}.get(table, Host if table.startswith("hosts") else None)
     if kind is None or name not in kind.__struct_fields__:
         return ""
     hint = typing.get_type_hints(kind, include_extras=True)[name]

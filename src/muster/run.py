@@ -32,7 +32,7 @@ Watchers = Callable[[Plan, RunFolder], Sequence[Watcher]]
 def find_script(words: Sequence[str]) -> Script:
     """The script to run. Raises Refused where it is missing, no file, or not valid Python."""
     path = Path(words[0])
-    if not path.exists():
+    if not os.path.exists(path):  # false, where Path.exists would raise, for a name that is too long
         folder = path.parent if path.parent.is_dir() else Path()
         near = [p.name for p in folder.glob("*.py")][:8]
         raise Refused(

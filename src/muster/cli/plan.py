@@ -22,7 +22,7 @@ def command(file: Path | None, as_json: bool, task: str, words: tuple[str, ...],
     from muster.plan import Script, check_task_name
     from muster.run import find_script, plan_here
 
-    if words and words[0].startswith("-"):
+    if words and words[0].startswith("-") and not Path(words[0]).is_file():
         from muster.cli.run import _no_such_flag
 
         _no_such_flag(words[0])

@@ -30,7 +30,7 @@ def command(file: Path | None, only: str, as_json: bool, lines: str, words: tupl
 
     if not words:
         raise Refused("no script is named", at="command line", try_="muster run [options] script.py [args...]")
-    if words[0].startswith("-"):
+    if words[0].startswith("-") and not Path(words[0]).is_file():
         _no_such_flag(words[0])
     script = find_script(words)
     cluster, said = find_cluster(file, flags)
