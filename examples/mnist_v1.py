@@ -13,6 +13,7 @@ import argparse
 
 import mnist_data
 import tensorflow.compat.v1 as tf
+from v1_wait import wait_for_chief
 
 import muster
 
@@ -103,9 +104,7 @@ def session(server, index, hooks, chief_only_hooks):
         return tf.train.MonitoredTrainingSession(hooks=hooks, chief_only_hooks=chief_only_hooks)
     config = tf.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{index}"])
     if not muster.is_chief():
-        ready = tf.report_uninitialized_variables(tf.global_variables())
-        waiting = tf.train.SessionManager(ready_op=ready, graph=tf.get_default_graph(), recovery_wait_secs=1)
-        waiting.wait_for_session(server.target, config=config).close()  # MonitoredTrainingSession would look every 30 s
+        wait_for_chief(server.target, config)
     return tf.train.MonitoredTrainingSession(
         server.target,
         muster.is_chief(),

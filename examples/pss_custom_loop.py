@@ -58,7 +58,7 @@ def main():
     for _ in range(0, options.steps, 20):
         losses = [coordinator.schedule(train_step, args=(data,)) for _ in range(20)]
         coordinator.join()
-        muster.report(step=int(done.numpy()), loss=float(losses[-1].fetch()))
+        muster.report(step=int(done.numpy()), local=int(done.numpy()), loss=float(losses[-1].fetch()))
     _, held_out = mnist_data.load()
     guesses = tf.argmax(tf.matmul(held_out.x, weights) + bias, 1)
     accuracy = float(tf.reduce_mean(tf.cast(guesses == held_out.y, tf.float32)))

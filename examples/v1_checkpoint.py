@@ -10,6 +10,7 @@ import argparse
 
 import numpy as np
 import tensorflow.compat.v1 as tf
+from v1_wait import wait_for_chief
 
 import muster
 
@@ -54,6 +55,9 @@ def main():
     own = f"/job:{me.task_type}/task:{me.task_id}"
     with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
         line = Line()
+    config = tf.ConfigProto(device_filters=["/job:ps", own])
+    if not muster.is_chief():
+        wait_for_chief(server.target, config)
     random = np.random.default_rng(muster.worker_index())
     with tf.train.MonitoredTrainingSession(
         server.target,
@@ -65,7 +69,7 @@ def main():
         log_step_count_steps=None,
         hooks=[tf.train.StopAtStepHook(last_step=options.steps)],
         chief_only_hooks=[ShowLine(line)],
-        config=tf.ConfigProto(device_filters=["/job:ps", own]),
+        config=config,
     ) as session:
         while not session.should_stop():
             session.run(line.train, {line.x: random.uniform(-1, 1, 32)})

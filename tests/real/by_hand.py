@@ -62,7 +62,7 @@ def run(
     env: dict[str, str] | None = None,
 ) -> Outcome:
     """Start every task of ``roles``, open the barrier when all workers are ready; after the chief, end the others."""
-    addresses = _addresses(roles)
+    places = addresses(roles)
     began = time.monotonic()
     tasks: dict[str, Task] = {}
     try:
@@ -70,7 +70,7 @@ def run(
             for index in range(size):
                 argv = ["--tf1"] if tf1 else []
                 argv += [str(script), *([f"--job_name={role}", f"--task_index={index}"] if role_flags else []), *args]
-                tasks[f"{role}/{index}"] = _start(f"{role}/{index}", argv, addresses, kind, chief, folder, env or {})
+                tasks[f"{role}/{index}"] = _start(f"{role}/{index}", argv, places, kind, chief, folder, env or {})
         codes = _follow(tasks, chief, began + limit, grace)
     finally:
         for task in tasks.values():
@@ -81,7 +81,7 @@ def run(
     return Outcome(tasks, codes, time.monotonic() - began)
 
 
-def _addresses(roles: dict[str, int]) -> dict[str, list[str]]:
+def addresses(roles: dict[str, int]) -> dict[str, list[str]]:
     held = {role: [socket.create_server(("127.0.0.1", 0)) for _ in range(size)] for role, size in roles.items()}
     found = {role: [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets] for role, sockets in held.items()}
     for sockets in held.values():
@@ -93,7 +93,7 @@ def _addresses(roles: dict[str, int]) -> dict[str, list[str]]:
 def _start(
     name: str,
     argv: list[str],
-    addresses: dict[str, list[str]],
+    places: dict[str, list[str]],
     kind: str,
     chief: str,
     folder: Path,
@@ -101,7 +101,7 @@ def _start(
 ) -> Task:
     ours, theirs = socket.socketpair()
     role, index = name.split("/")
-    cluster = {"cluster": addresses, "chief": chief, "engine": "tensorflow", "kind": kind, "mode": "async", "spare": 0}
+    cluster = {"cluster": places, "chief": chief, "engine": "tensorflow", "kind": kind, "mode": "async", "spare": 0}
     env = {
         **os.environ,
         "MUSTER_RUN": "by-hand",
@@ -109,7 +109,7 @@ def _start(
         "MUSTER_ATTEMPT": "1",
         "MUSTER_CLUSTER": json.dumps({**cluster, "max_staleness": None, "checkpoints": ""}),
         "MUSTER_FD": str(theirs.fileno()),
-        "TF_CONFIG": json.dumps({"cluster": addresses, "task": {"type": role, "index": int(index)}}),
+        "TF_CONFIG": json.dumps({"cluster": places, "task": {"type": role, "index": int(index)}}),
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "1",

@@ -60,6 +60,13 @@ def test_what_a_tensorflow_1_script_may_ask_for():
     assert result.stdout.splitlines()[-1] == "all there for bob"
 
 
+def test_a_session_waits_for_no_other_worker():
+    addresses = by_hand.addresses({"worker": 2})
+    result = one("worker/0", SCRIPTS / "filters_v1.py", tf1=True, **addresses)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "none waited"
+
+
 @pytest.mark.parametrize(
     "line, tells",
     [
@@ -131,6 +138,17 @@ def test_mwms_trains_together(tmp_path):
     losses = [run.tasks[f"worker/{index}"].of("Step")[-1]["loss"] for index in range(2)]
     assert losses[0] == losses[1]
     assert run.tasks["worker/0"].of("Metrics")[-1]["values"]["accuracy"] >= 0.88
+
+
+def test_a_strategy_that_comes_too_late_is_told_which_line_came_before_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import tensorflow as tf\ntf.constant(1)\ntf.distribute.MultiWorkerMirroredStrategy()\n")
+    run = by_hand.run(script, tmp_path, roles={"worker": 2}, kind="mwms")
+    assert run.codes == {"worker/0": 1, "worker/1": 1}
+    said = run.tasks["worker/0"].of("Said")[-1]["text"]
+    assert "before the strategy" in said and "script.py:2" in said
+    assert "Collective ops must be configured at program startup" in run.text("worker/0").splitlines()[-1]
+    assert "muster" not in run.text("worker/0").partition("Traceback")[2]
 
 
 def test_a_strategy_that_does_not_see_all_workers_is_refused(tmp_path):

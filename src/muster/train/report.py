@@ -216,18 +216,24 @@ def channel() -> Channel:
         return _channel
 
 
-def report(step: int | None = None, loss: float | None = None, total: int | None = None, **metrics: float) -> None:
+def report(
+    step: int | None = None,
+    loss: float | None = None,
+    total: int | None = None,
+    local: int | None = None,
+    **metrics: float,
+) -> None:
     """Show how far this task is. Outside Muster it does nothing.
 
     ``step`` is the global step, ``loss`` a number, ``total`` the step at which the run will be over; any other name is
     a result worth keeping (``report(accuracy=0.91)``). Call it with ``step`` once a step: it is cheap, and each such
-    call counts as a step of this task.
+    call counts as a step of this task; or say with ``local`` how many it has done.
     """
     to = channel()
     if total is not None:
         to.tell("Total", steps=int(total))
     if step is not None:
-        to.step(step, loss=loss)
+        to.step(step, local, loss)
     elif loss is not None:
         metrics = {"loss": loss, **metrics}
     if metrics:
