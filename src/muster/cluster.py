@@ -20,7 +20,7 @@ from msgspec import Meta
 from muster.addresses import Address, key, odd_name, parse_address
 from muster.errors import Refused, nearest
 
-LAUNCHERS = ("local",)
+LAUNCHERS = ("local", "ssh")
 MOST_TASKS = 10_000  # of one role: beyond that a count is a slip of the finger, and a plan of it would fill memory
 
 Seats = Annotated[list[str], Meta(max_length=MOST_TASKS)]
@@ -99,6 +99,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 class Cluster(msgspec.Struct, frozen=True):
     name: Annotated[str, Meta(description="of the cluster and its runs")] = ""
     launcher: Annotated[str, Meta(description="how tasks are started")] = "local"
+    ssh_config: Annotated[str, Meta(description="an OpenSSH configuration to use instead of yours")] = ""
+    accept_new_keys: Annotated[bool, Meta(description="let ssh accept the keys of hosts it has not seen before")] = (
+        False
+    )
     hosts: list[Host] = []
     run: Run = Run()
     source: str = ""  # the file it came from; "" for this machine without a file

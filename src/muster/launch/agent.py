@@ -279,7 +279,7 @@ class Agent:
             task.proc = subprocess.Popen(
                 order["argv"],
                 env=env,
-                cwd=order.get("cwd") or None,
+                cwd=os.path.expanduser(order.get("cwd") or "") or None,
                 stdin=stdin,
                 stdout=write,
                 stderr=write,
@@ -313,6 +313,8 @@ class Agent:
             return
         self.closing = time.monotonic()
         self.lease = None
+        if why:
+            self.say("Closing", why=why)
         for task in self.tasks.values():
             self._stop(task, self.last_grace)
 

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from muster.cluster import Host
 from muster.launch import agent
+from muster.launch.pipe import Connection
 
 
-def connect(host: Host) -> "subprocess.Popen[bytes]":
+def connect(host: Host) -> Connection:
     """An agent on this machine. Its stderr is ours: it says something only when it is broken."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-I", str(Path(agent.__file__))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
+    return Connection(process)

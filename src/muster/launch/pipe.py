@@ -8,12 +8,14 @@ import base64
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -24,6 +26,17 @@ from muster.launch.agent import HEADER, LENGTH, MARK
 from muster.plan import Task
 
 MAX_UP = 16 << 20
+PUSH_EVERY = 0.02  # seconds between tries to write to a pipe that is full
+AT_ONCE, TRIES = 8, 5  # logins under way at one moment, and how often one that found its sshd too busy is repeated
+BUSY = re.compile(r"kex_exchange_identification|Connection (reset|closed) by|ssh_exchange_identification")
+
+
+class HostsUnreached(Exception):
+    """Some agents did not answer: what ssh said, and its exit code (None: it still waited), by host."""
+
+    def __init__(self, failures: dict[str, tuple[str, int | None]]) -> None:
+        super().__init__(", ".join(failures))
+        self.failures = failures
 
 
 class Doorbell(Protocol):
@@ -33,14 +46,27 @@ class Doorbell(Protocol):
     def take(self, now: float) -> list[Event]: ...
 
 
-class AgentPipe:
-    """Frames to and from one agent process."""
+@dataclass(frozen=True)
+class Connection:
+    """A process whose stdin and stdout lead to an agent; what to send it first; where its stderr is kept, if it is."""
 
-    def __init__(self, host: str, process: "subprocess.Popen[bytes]") -> None:
-        self.host, self.process = host, process
-        assert process.stdin and process.stdout
-        self.fd = process.stdout.fileno()
-        os.set_blocking(self.fd, False)
+    process: "subprocess.Popen[bytes]"
+    preamble: bytes = b""
+    said: IO[bytes] | None = None
+
+
+class AgentPipe:
+    """Frames to and from one agent process. Nothing here ever blocks: what the pipe does not take is kept."""
+
+    def __init__(self, host: str, connection: Connection) -> None:
+        self.host, self.process, self._said = host, connection.process, connection.said
+        assert self.process.stdin and self.process.stdout
+        self.fd = self.process.stdout.fileno()
+        self.into = self.process.stdin.fileno()
+        for fd in (self.fd, self.into):
+            os.set_blocking(fd, False)
+        self._outbox = bytearray(connection.preamble)
+        self.up = False  # its agent has answered
         self._inbox = bytearray()
         self._marked = False
         self.noise = b""  # what was printed before the agent's mark: a login shell's, worth showing on failure
@@ -49,12 +75,39 @@ class AgentPipe:
 
     def send(self, **order: Any) -> None:
         payload = json.dumps(order).encode()
-        assert self.process.stdin
+        if self.open:
+            self._outbox += LENGTH.pack(len(payload)) + payload
+            self.push()
+
+    def push(self) -> None:
+        """Writes what waits, as far as the pipe takes it."""
         try:
-            self.process.stdin.write(LENGTH.pack(len(payload)) + payload)
-            self.process.stdin.flush()
-        except (BrokenPipeError, ValueError):
+            while self._outbox:
+                del self._outbox[: os.write(self.into, memoryview(self._outbox)[: 1 << 18].tobytes())]
+        except BlockingIOError:
+            return
+        except OSError:  # the far end is gone: the end of its output says so
             self.open = False
+            self._outbox.clear()
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._outbox) and self.open
+
+    def complaint(self) -> str:
+        """What ssh, or the login shell, said on stderr and before the agent's mark."""
+        text = self.noise
+        if self._said is not None and not self._said.closed:
+            self._said.seek(0)
+            text = self._said.read()[-4096:] or text
+        return text.decode("utf-8", "replace").strip()
+
+    def shut(self) -> None:
+        """No more orders: the agent sees the end of its lease."""
+        self.open = False
+        with contextlib.suppress(OSError):
+            assert self.process.stdin
+            self.process.stdin.close()
 
     def receive(self) -> list[tuple[bytes, bytes]] | None:
         """Complete frames (type, payload) that have come, or None at the end of the pipe."""
@@ -97,7 +150,7 @@ class AgentLauncher:
     def __init__(
         self,
         hosts: Sequence[Host],
-        connect: Callable[[Host], "subprocess.Popen[bytes]"],
+        connect: Callable[[Host], Connection],
         *,
         run: str,
         code: bytes = b"",
@@ -109,8 +162,12 @@ class AgentLauncher:
         foreground: str = "",
         doorbells: Sequence[Doorbell] = (),
         one_for_all: bool = False,
+        remote: bool = False,
     ) -> None:
-        """``one_for_all``: the hosts are names of one machine, so the first pipe serves the tasks of all."""
+        """``one_for_all``: the hosts are names of one machine, so the first pipe serves the tasks of all.
+
+        ``remote``: connecting may take long and fail, so ``open()`` is called by whoever can tell of it.
+        """
         self._zero = time.monotonic()
         self._pipes: dict[str, AgentPipe] = {}
         self._selector = selectors.DefaultSelector()
@@ -118,10 +175,12 @@ class AgentLauncher:
         self._alive: dict[str, AgentPipe] = {}
         self._drop, self._foreground, self._run = list(drop), foreground, run
         self._last_beat, self._beat = 0.0, lease / 4 if lease else None
+        self._reasons: dict[str, str] = {}  # why an agent has ended its tasks, by host
         self._one = hosts[0].name if one_for_all else ""
         for bell in doorbells:
             self._selector.register(bell, selectors.EVENT_READ, bell)
-        hello = {
+        self._hosts, self._connect = {host.name: host for host in hosts}, connect
+        self._hello = {
             "verb": "hello",
             "run": run,
             "lease": lease,
@@ -130,20 +189,59 @@ class AgentLauncher:
             "path": path,
             "code": base64.b64encode(code).decode() if code else "",
         }
+        if not remote:
+            self.open()
+
+    def open(self, within: float = 30.0) -> list[Event]:
+        """Connects to every host at once and returns what they said. Raises HostsUnreached, leaving nothing."""
+        due, tried = dict.fromkeys(self._hosts, 0.0), dict.fromkeys(self._hosts, 0)
+        failed: dict[str, AgentPipe] = {}
+        news: list[Event] = []
+        until = self.now() + within
         try:
-            for host in hosts:
-                pipe = AgentPipe(host.name, connect(host))
-                self._pipes[host.name] = pipe
-                self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
-                pipe.send(**hello)
+            while due and self.now() < until:
+                self._dial_some(due)
+                for event in self.wait(self.now() + 0.05):
+                    if isinstance(event, HostUp):
+                        due.pop(event.host, None)
+                    if isinstance(event, Event) and not isinstance(event, HostLost):
+                        news.append(event)
+                for name in [name for name in due if name in self._pipes and self._pipes[name].ended]:
+                    tried[name] += 1
+                    if tried[name] > TRIES or not BUSY.search(self._pipes[name].complaint()):
+                        failed[name] = self._pipes[name]
+                        del due[name]
+                    else:
+                        due[name] = self.now() + 0.25 * 2.0 ** tried[name]
+            failed |= {name: self._pipes[name] for name in due if name in self._pipes}
+            if failed:
+                raise HostsUnreached({n: (p.complaint(), p.process.poll()) for n, p in failed.items()})
+            return news
         except BaseException:
             self.close()
             raise
+
+    def _dial_some(self, due: dict[str, float]) -> None:
+        """Dials hosts whose time has come, a few at one moment: an sshd, or a jump host, refuses a crowd."""
+        under_way = [name for name in due if name in self._pipes and not self._pipes[name].ended]
+        waiting = [name for name in due if name not in under_way and due[name] <= self.now()]
+        for name in waiting[: AT_ONCE - len(under_way)]:
+            due[name] = float("inf")  # until it has failed
+            self._dial(self._hosts[name])
+
+    def _dial(self, host: Host) -> AgentPipe:
+        pipe = AgentPipe(host.name, self._connect(host))
+        self._pipes[host.name] = pipe
+        self._selector.register(pipe.fd, selectors.EVENT_READ, pipe)
+        pipe.send(**self._hello)
+        return pipe
 
     def now(self) -> float:
         return time.monotonic() - self._zero
 
     def start(self, task: Task, attempt: int) -> None:
+        if (pipe := self._pipe(task)).ended:
+            self._dial(self._hosts[pipe.host])  # its host was lost; if it is back, so is the task
         self._attempts[task.id] = attempt
         self._alive[task.id] = self._pipe(task)
         self._pipe(task).send(
@@ -182,12 +280,21 @@ class AgentLauncher:
         news: list[Event | Output] = list(self._lost())
         limit = until if self._beat is None else min(until, self._last_beat + self._beat)
         limit = 0.0 if news else limit
+        if self._push():
+            limit = min(limit, self.now() + PUSH_EVERY)
         for key, _ in self._selector.select(max(0.0, limit - self.now())):
             if isinstance(key.data, AgentPipe):
                 news += self._from_agent(key.data)
             else:
                 news += key.data.take(self.now())
         return news
+
+    def _push(self) -> bool:
+        """Whether orders still wait for room in a pipe."""
+        for pipe in self._pipes.values():
+            if pipe.waiting:
+                pipe.push()
+        return any(pipe.waiting for pipe in self._pipes.values())
 
     def _lost(self) -> Iterator[Exited]:
         """Tasks whose agent is gone: it ends them before it goes, and nobody is left to say how."""
@@ -209,8 +316,8 @@ class AgentLauncher:
         if frames is None:
             self._selector.unregister(pipe.fd)
             pipe.open, pipe.ended = False, True
-            noise = pipe.noise.decode("utf-8", "replace").strip()
-            return [HostLost(now, pipe.host, noise.splitlines()[-1] if noise else "its agent ended")]
+            said = self._reasons.pop(pipe.host, "") or pipe.complaint()
+            return [HostLost(now, pipe.host, said.splitlines()[-1] if said else "its agent ended")]
         news: list[Event | Output] = []
         for kind, payload in frames:
             if kind == b"O":
@@ -225,7 +332,11 @@ class AgentLauncher:
     def _event(self, pipe: AgentPipe, payload: bytes, now: float) -> Event:
         told = json.loads(payload)
         if told["kind"] == "HostUp":
+            pipe.up = True
             return HostUp(now, pipe.host, told["facts"])
+        if told["kind"] == "Closing":
+            self._reasons[pipe.host] = told["why"]
+            raise ValueError("told again as HostLost, at the end of the pipe")
         said = parse(json.dumps({**told, "at": round(now, 4)}))
         event = msgspec.convert(said.__dict__, type(said))  # a task may report text where a number belongs
         if isinstance(event, Exited):
@@ -235,9 +346,11 @@ class AgentLauncher:
     def close(self) -> None:
         for pipe in self._pipes.values():
             pipe.send(verb="bye")
-            with contextlib.suppress(OSError, AttributeError):
-                assert pipe.process.stdin
-                pipe.process.stdin.close()
+        until = time.monotonic() + 2.0
+        while self._push() and time.monotonic() < until:
+            time.sleep(0.005)
+        for pipe in self._pipes.values():
+            pipe.shut()
         until = time.monotonic() + 10.0
         for pipe in self._pipes.values():
             self._drain(pipe, until)

@@ -1,0 +1,96 @@
+"""Machines behind the user's own OpenSSH: one connection a host, with the agent at its far end.
+
+Everything that the user's ssh knows (aliases, ProxyJump, agents, keys, a port and user per host) is left to it. We add
+only what a program needs: no prompt may hide (BatchMode), a host that is gone is noticed (ServerAlive), and host keys
+are checked as the user has it, or new ones accepted where the cluster file asks for that; never ``no``.
+
+A login shell may print what it likes before the agent speaks: the agent's first line is a mark, and what came before it
+is shown on failure only. The far side needs Python; the agent itself travels down the pipe.
+"""
+
+import base64
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+from muster.check.unreachable import ssh_verdict
+from muster.cluster import Cluster, Host
+from muster.launch import agent
+from muster.launch.pipe import Connection
+
+OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardX11=no")
+
+# Reads the length of the agent's source, then the source, byte by byte from the descriptor: nothing may be read ahead.
+BOOT = """
+import os
+def line():
+    text = b""
+    while not text.endswith(b"\\n"):
+        got = os.read(0, 1)
+        if not got: raise SystemExit("muster: the launcher hung up")
+        text += got
+    return int(text)
+def whole(size):
+    text = b""
+    while len(text) < size:
+        got = os.read(0, size - len(text))
+        if not got: raise SystemExit("muster: the launcher hung up")
+        text += got
+    return text
+exec(compile(whole(line()), "muster-agent", "exec"), {"__name__": "__main__"})
+"""
+
+
+def options(cluster: Cluster) -> list[str]:
+    """What we add to the user's own ssh settings."""
+    found = ["-T"]
+    if cluster.ssh_config:
+        found += ["-F", cluster.ssh_config]
+    for option in OPTIONS:
+        found += ["-o", option]
+    if cluster.accept_new_keys:
+        found += ["-o", "StrictHostKeyChecking=accept-new"]
+    return found
+
+
+def destination(host: Host) -> str:
+    return host.ssh or host.address
+
+
+def argv(cluster: Cluster, host: Host, command: list[str]) -> list[str]:
+    """``ssh ... -- host command``: the command's words are quoted one by one for whatever shell is there."""
+    remote = "exec " + " ".join(shlex.quote(word) for word in command)
+    return ["ssh", *options(cluster), "--", destination(host), remote]
+
+
+def boot(python: str) -> list[str]:
+    """The command that becomes the agent once its source has come down the pipe. One line, and safe in every shell."""
+    packed = base64.b64encode(BOOT.encode()).decode()
+    return [python, "-c", f"exec(__import__('base64').b64decode('{packed}'))"]
+
+
+class Ssh:
+    """``connect`` for ``AgentLauncher``. ``verdict`` says in words why a connection has failed."""
+
+    def __init__(self, cluster: Cluster, python: str) -> None:
+        self._cluster, self._python = cluster, python
+        source = Path(agent.__file__).read_bytes()
+        self._preamble = b"%d\n%s" % (len(source), source)
+
+    def __call__(self, host: Host) -> Connection:
+        said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the connection)
+        process = subprocess.Popen(
+            argv(self._cluster, host, boot(host.python or self._python)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            start_new_session=True,
+        )
+        return Connection(process, self._preamble, said)
+
+
+def verdict(host: Host, said: str, code: int | None) -> tuple[str, str, str, bool]:
+    """(what, because, try, whether trying again may help) for a connection that ended before the agent spoke."""
+    found = ssh_verdict(said, code, destination(host))
+    return f"{host.name} {found.what}", found.because, found.try_, found.kind == "busy sshd"
