@@ -7,33 +7,46 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from muster.check.examine import examine
+from muster.check.examine import facts as found_facts
+from muster.check.findings import Finding
 from muster.cluster import Cluster
-from muster.errors import Refused
+from muster.errors import Refused, RunFailed
 from muster.events import Event, PortTaken, RunStarted, StopAsked
 from muster.journal import Journal, Logs, RunFolder, born, create, planning_lock, ports_in_use
 from muster.launch import local
 from muster.launch.bundle import bundle
 from muster.launch.here import facts_here
-from muster.launch.pipe import AgentLauncher, Doorbell
+from muster.launch.pipe import AgentLauncher, Doorbell, HostsUnreached
+from muster.launch.ssh import Ssh, verdict
 from muster.launch.sweep import sweep_run
-from muster.plan import Facts, Plan, Script, make_plan
+from muster.plan import Facts, Plan, Script, check_task_name, make_plan
 from muster.state import State
 from muster.summary import Summary, summarise
 from muster.supervise import Watcher, supervise
 
 OURS = ("TF_CONFIG", "MUSTER_TASK", "MUSTER_CLUSTER", "MUSTER_ATTEMPT", "MUSTER_RUN", "MUSTER_FD")  # never inherited
 PORT_TRIES = 3
+LEASE, DETACHED_LEASE = 10.0, 120.0  # seconds without a heartbeat after which a remote agent ends its tasks
 
 Watchers = Callable[[Plan, RunFolder], Sequence[Watcher]]
 
 
-def find_script(words: Sequence[str]) -> Script:
-    """The script to run. Raises Refused where it is missing, no file, or not valid Python."""
+def find_script(words: Sequence[str], here: bool = True) -> Script:
+    """The script to run. Raises Refused where it is missing, no file, or not valid Python.
+
+    ``here=False``: it lies on the hosts, which are asked for it before anything starts.
+    """
     path = Path(words[0])
-    if not os.path.exists(path):  # false, where Path.exists would raise, for a name that is too long
-        folder = path.parent if path.parent.is_dir() else Path()
+    if not here:
+        return Script(words[0], tuple(words[1:]))
+    if not path.exists():
+        folder = path.parent if path.parent.is_dir() else Path(".")
         near = [p.name for p in folder.glob("*.py")][:8]
         raise Refused(
             f"there is no script {str(path)!r}",
@@ -64,6 +77,13 @@ def check_syntax(path: Path) -> None:
         ) from None
     except OSError as error:
         raise Refused(f"{path.name} cannot be read", at=str(path), because=str(error)) from None
+
+
+def plan_only(cluster: Cluster, script: Script) -> Plan:
+    """What ``muster plan`` shows: this machine is looked at, other hosts are not asked."""
+    if cluster.launcher == "local":
+        return plan_here(cluster, script)[0]
+    return make_plan(cluster, script, os.getcwd(), {}, python="python3")
 
 
 def plan_here(cluster: Cluster, script: Script, busy: frozenset[int] = frozenset()) -> tuple[Plan, dict[str, Facts]]:
@@ -159,21 +179,35 @@ def signals() -> Iterator[Signals]:
             signal.signal(sig, handler)
 
 
-def run_here(
-    cluster: Cluster, script: Script, watchers: Watchers, only: str = "", bells: Sequence[Doorbell] = ()
-) -> tuple[Plan, Summary, RunFolder]:
-    """Runs ``script`` on this machine to its end. A port taken meanwhile is replaced where the plan had chosen it."""
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for. ``passed`` are variables that travel to the tasks, ``only`` has the terminal."""
+
+    cluster: Cluster
+    script: Script
+    only: str = ""
+    passed: dict[str, str] = field(default_factory=dict)
+    check: bool = True
+    detached: bool = False
+
+
+class CheckFailed(Exception):
+    """The short check found errors, so nothing was started."""
+
+    def __init__(self, plan: Plan, findings: list[Finding]) -> None:
+        super().__init__(f"{len(findings)} finding(s)")
+        self.plan, self.findings = plan, findings
+
+
+def run(request: Request, watchers: Watchers, bells: Sequence[Doorbell] = ()) -> tuple[Plan, Summary, RunFolder]:
+    """Runs a script to its end. A port taken meanwhile is replaced where the plan had chosen it.
+
+    Raises Refused for what cannot be, CheckFailed for what the hosts answered, RunFailed for hosts out of reach.
+    """
     avoid: frozenset[int] = frozenset()
     for tried in range(PORT_TRIES):
-        with planning_lock() as root:
-            plan, facts = plan_here(cluster, script, avoid | ports_in_use(root))
-            check_here(plan)
-            if only and only not in plan.tasks:
-                from muster.plan import check_task_name
-
-                check_task_name(only, plan)
-            folder = create(root, plan)
-        state = carry_out(plan, folder, facts, watchers, only, bells)
+        plan, facts, folder = _prepare(request, avoid)
+        state = carry_out(request, plan, folder, facts, watchers, bells)
         lost = state.cause
         if not (isinstance(lost, PortTaken) and not plan.exact and state.high == 0 and tried + 1 < PORT_TRIES):
             break
@@ -181,32 +215,58 @@ def run_here(
     return plan, summarise(state, plan, state.now, str(folder.path)), folder
 
 
+def _prepare(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, Facts], RunFolder]:
+    there = None if request.cluster.launcher == "local" else plan_there(request, avoid)
+    with planning_lock() as root:
+        plan, facts = there or plan_here(request.cluster, request.script, avoid | ports_in_use(root))
+        if there is None:
+            check_here(plan)
+        if request.only:
+            check_task_name(request.only, plan)
+        if request.passed:
+            tasks = {n: replace(t, env={**request.passed, **t.env}) for n, t in plan.tasks.items()}
+            plan = replace(plan, tasks=tasks)
+        return plan, facts, create(root, plan)
+
+
+def plan_there(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, Facts]]:
+    """The plan over ssh: placed once to know whom to ask, and again with what the hosts answered."""
+    cluster, script = request.cluster, request.script
+    known = {host.name: Facts(busy=avoid) for host in cluster.hosts}
+    plan = make_plan(cluster, script, os.getcwd(), known, python="python3")
+    if not request.check:
+        return plan, known
+    heard, findings = examine(cluster, plan, measure=False, within=30.0)
+    facts = {n: replace(f, busy=f.busy | avoid) for n, f in found_facts(heard.facts, plan).items()}
+    # A port that is taken is an error only where the file names it: elsewhere the second plan goes round it.
+    errors = [f for f in findings if f.severity != "warning" and (plan.exact or f.kind != "port taken")]
+    if errors:
+        raise CheckFailed(plan, findings)
+    placed = make_plan(cluster, script, os.getcwd(), facts, python="python3")
+    notes = [f"{f.host}: {f.what} ({f.because})" for f in findings if f.severity == "warning"]
+    return replace(placed, notes=(*placed.notes, *notes)), facts
+
+
 def carry_out(
-    plan: Plan, folder: RunFolder, facts: dict[str, Facts], watchers: Watchers, only: str, bells: Sequence[Doorbell]
+    request: Request,
+    plan: Plan,
+    folder: RunFolder,
+    facts: dict[str, Facts],
+    watchers: Watchers,
+    bells: Sequence[Doorbell],
 ) -> State:
     """Supervises ``plan`` to its end and makes sure that nothing of the run is alive afterwards."""
     journal, logs = Journal(folder.journal), Logs(folder.logs, plan)
-    code = folder.path / "code.zip"
-    code.write_bytes(bundle())
     watching = list(watchers(plan, folder))
-    first = RunStarted(0.0, folder.id, time.time(), os.getpid(), born(os.getpid()))
+    first: list[Event] = [RunStarted(0.0, folder.id, time.time(), os.getpid(), born(os.getpid()))]
     with signals() as bell:
         try:
-            launcher = AgentLauncher(
-                plan.hosts[:1],
-                local.connect,
-                run=folder.id,
-                path=str(code),
-                secret=os.urandom(32).hex(),
-                drop=OURS,
-                foreground=only,
-                doorbells=[bell, *bells],
-                one_for_all=True,
-            )
+            launcher = _launcher(request, plan, folder, [bell, *bells])
+            first += _opened(launcher, plan) if plan.launcher != "local" else []
             for key in bells:
                 if hasattr(key, "attach"):
-                    key.attach(launcher, plan.tasks[only])
-            return supervise(plan, launcher, journal, logs=logs, watchers=watching, facts=facts, first=[first])
+                    key.attach(launcher, plan.tasks[request.only])
+            return supervise(plan, launcher, journal, logs=logs, watchers=watching, facts=facts, first=first)
         finally:
             for watcher in watching:
                 if hasattr(watcher, "close"):
@@ -214,3 +274,31 @@ def carry_out(
             sweep_run(folder.id)
             journal.close()
             logs.close()
+
+
+def _launcher(request: Request, plan: Plan, folder: RunFolder, bells: Sequence[Doorbell]) -> AgentLauncher:
+    secret = os.urandom(32).hex()
+    if plan.launcher == "local":
+        code = folder.path / "code.zip"
+        code.write_bytes(bundle())
+        return AgentLauncher(
+            plan.hosts[:1], local.connect, run=folder.id, path=str(code), secret=secret, drop=OURS,
+            foreground=request.only, doorbells=bells, one_for_all=True,
+        )  # fmt: skip
+    used = {task.host for task in plan.tasks.values()}
+    return AgentLauncher(
+        [host for host in plan.hosts if host.name in used], Ssh(request.cluster, "python3"), run=folder.id,
+        code=bundle(), secret=secret, lease=DETACHED_LEASE if request.detached else LEASE, drop=OURS,
+        foreground=request.only, doorbells=bells, remote=True,
+    )  # fmt: skip
+
+
+def _opened(launcher: AgentLauncher, plan: Plan) -> list[Event]:
+    try:
+        return launcher.open()
+    except HostsUnreached as lost:
+        hosts = {host.name: host for host in plan.hosts}
+        told = [verdict(hosts[name], said, code) for name, (said, code) in lost.failures.items()]
+        what, because, try_, _ = told[0]
+        more = f" (and {', '.join(list(lost.failures)[1:])})" if len(told) > 1 else ""
+        raise RunFailed(what + more, at=plan.source, because=because, try_=try_) from None

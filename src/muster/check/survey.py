@@ -46,10 +46,12 @@ def survey(
     job: Job | None = None,
     *,
     pairs: bool = True,
+    measure: bool = True,
     within: float = 60.0,
     progress: Progress = lambda text: None,
 ) -> Survey:
-    """Asks every host of ``wanted`` through ``opener(wanted)``, at most ``within`` seconds. ``pairs=False``: each alone."""
+    """Asks every host of ``wanted`` through ``opener(wanted)``, at most ``within`` seconds. ``pairs=False``: each alone;
+    ``measure=False``: who reaches whom, and no more."""
     round_ = _Round(list(wanted), job or Job(), time.monotonic() + within, progress)
     try:
         round_.alone(opener)
@@ -57,7 +59,8 @@ def survey(
         if pairs:
             round_.listen()
             round_.reach()
-            round_.measure()
+            if measure:
+                round_.measure()
     finally:
         round_.end()
     return Survey(round_.facts, Pairs(tuple(round_.reaches), tuple(round_.links)))

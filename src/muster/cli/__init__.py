@@ -11,10 +11,12 @@ from muster.errors import MusterError
 
 VERBS = {
     "init": "write a commented cluster.toml",
+    "check": "is every machine fit, and can every task reach every task that it needs?",
     "plan": "show who runs where, and why; start nothing",
     "run": "place, start, supervise and show a training run",
     "status": "how a run stands",
     "logs": "what the tasks of a run printed",
+    "attach": "show a run that goes on without a terminal",
     "stop": "end a run cleanly",
 }
 

@@ -20,15 +20,15 @@ def command(file: Path | None, as_json: bool, task: str, words: tuple[str, ...],
     import shlex
 
     from muster.plan import Script, check_task_name
-    from muster.run import find_script, plan_here
+    from muster.run import find_script, plan_only
 
     if words and words[0].startswith("-") and not Path(words[0]).is_file():
         from muster.cli.run import _no_such_flag
 
         _no_such_flag(words[0])
     cluster, said = find_cluster(file, flags)
-    script = find_script(words) if words else Script("script.py")
-    plan, _ = plan_here(cluster, script)
+    script = find_script(words, cluster.launcher == "local") if words else Script("script.py")
+    plan = plan_only(cluster, script)
     if task:
         found = check_task_name(task, plan)
         print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.env.items()))

@@ -1,14 +1,25 @@
 """muster run"""
 
+from __future__ import annotations
+
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from muster.cli.options import cluster_option, find_cluster, run_options
+
+if TYPE_CHECKING:  # imported only when a run begins: help and errors answer at once
+    from rich.console import Console
+
+    from muster.journal import RunFolder
+    from muster.plan import Plan
+    from muster.run import CheckFailed, Watchers
+    from muster.summary import Summary
+    from muster.supervise import Watcher
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -21,64 +32,124 @@ from muster.cli.options import cluster_option, find_cluster, run_options
     default="some",
     help="what the tasks print: all but TensorFlow's own notices, all, or none (the logs have all)",
 )
+@click.option("--pass", "passed", metavar="NAME", multiple=True, help="a variable of yours that the tasks are to have")
+@click.option("--no-check", is_flag=True, help="start without asking the hosts first")
+@click.option(
+    "--sync", type=click.Path(path_type=Path), help="copy this folder to the hosts first (changed files only)"
+)
+@click.option("--detach", is_flag=True, help="go on without this terminal; muster attach brings it back")
+@click.option("--in-background", is_flag=True, hidden=True)
 @run_options
 @click.argument("words", metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def command(file: Path | None, only: str, as_json: bool, lines: str, words: tuple[str, ...], **flags: Any) -> int:
+def command(
+    file: Path | None,
+    only: str,
+    as_json: bool,
+    lines: str,
+    passed: tuple[str, ...],
+    no_check: bool,
+    sync: Path | None,
+    detach: bool,
+    in_background: bool,
+    words: tuple[str, ...],
+    **flags: Any,
+) -> int:
     """Check, place, start, supervise and show a run of SCRIPT. Ctrl-C ends it cleanly, twice at once."""
     from muster.errors import Refused
-    from muster.run import find_script, run_here
 
     if not words:
         raise Refused("no script is named", at="command line", try_="muster run [options] script.py [args...]")
     if words[0].startswith("-") and not Path(words[0]).is_file():
         _no_such_flag(words[0])
-    script = find_script(words)
     cluster, said = find_cluster(file, flags)
+    from muster.run import CheckFailed, Request, find_script, run
 
+    script = find_script(words, cluster.launcher == "local" or sync is not None)
+    if detach:
+        from muster.cli.attach import in_the_background
+
+        return in_the_background(cluster, sys.argv[1:])
+    if sync is not None:
+        from muster.launch.sync import sync_cluster
+
+        cluster, script = sync_cluster(cluster, sync, script)
+    request = Request(cluster, script, only, _variables(passed), not no_check, in_background)
+    console = _console(as_json)
+    bells = []
+    if only and sys.stdin.isatty():
+        from muster.watch.keys import Keys
+
+        bells = [Keys(sys.stdin)]
+    try:
+        plan, summary, _ = run(request, _watchers(console, said, only, lines), bells)
+    except CheckFailed as failed:
+        return _unfit(console, failed, as_json)
+    _tell(console, summary, plan)
+    if as_json:
+        print(json.dumps(summary.as_json()), flush=True)
+    return summary.exit_code
+
+
+def _unfit(console: Console, failed: CheckFailed, as_json: bool) -> int:
+    from muster.check import render
+    from muster.check.examine import wanted
+
+    console.print(render.table(wanted(failed.plan), failed.findings))
+    console.print("nothing was started; muster check tells more, --no-check starts all the same", style="dim")
+    if as_json:
+        print(
+            json.dumps({"ok": False, "cause": "the check found errors", **json.loads(render.as_json(failed.findings))})
+        )
+    return 1
+
+
+def _console(as_json: bool) -> Console:
     from rich.console import Console
 
-    from muster.journal import RunFolder
-    from muster.plan import Plan
-    from muster.supervise import Watcher
-    from muster.watch.terminal import Screen, end_table
+    return Console(stderr=as_json, highlight=False)
 
-    console = Console(stderr=as_json, highlight=False)
+
+def _variables(names: tuple[str, ...]) -> dict[str, str]:
+    import os
+
+    from muster.errors import Refused
+
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise Refused(
+            f"there is no variable {missing[0]} to pass", at="command line: --pass", try_=f"export {missing[0]}=..."
+        )
+    return {name: os.environ[name] for name in names}
+
+
+def _watchers(console: Console, said: str, only: str, lines: str) -> Watchers:
+    from muster.watch.terminal import Screen
 
     def watchers(plan: Plan, folder: RunFolder) -> Sequence[Watcher]:
         screen = Screen(console, plan, only, lines)
-        roles = ", ".join(
-            f"{len(plan.of(r))} {r}" + "s" * (r == "worker" and len(plan.of(r)) > 1)
-            for r in ("chief", "ps", "worker")
-            if plan.of(r)
-        )
+        counts = {role: len(plan.of(role)) for role in ("chief", "ps", "worker")}
+        roles = ", ".join(f"{n} {role}{'s' if role == 'worker' and n > 1 else ''}" for role, n in counts.items() if n)
         screen.note(f"{said}; {roles}; run {folder.id}")
         for text in plan.notes:
             screen.note(text, "dim")
         return [screen]
 
-    bells = []
-    if only:
-        from muster.watch.keys import Keys
+    return watchers
 
-        if sys.stdin.isatty():
-            bells = [Keys(sys.stdin)]
-    plan, summary, _ = run_here(cluster, script, watchers, only, bells)
+
+def _tell(console: Console, summary: Summary, plan: Plan) -> None:
+    """The user's own traceback first, then the table, then cause and remedy."""
+    from muster.watch.terminal import end_table
+
     if summary.trace:
-        console.print(summary.trace, markup=False, soft_wrap=True)
-        console.print()
+        console.print(summary.trace + "\n", markup=False, soft_wrap=True)
     console.print(end_table(summary, plan))
     for text in summary.warnings:
         console.print(f"warning: {text}", style="yellow", soft_wrap=True)
     if not summary.ok:
         rows = [("because", summary.because), ("try", summary.try_)]
-        console.print(
-            "\n".join([summary.cause, *(f"  {label:<8}  {text}" for label, text in rows if text)]),
-            markup=False,
-            soft_wrap=True,
-        )
-    if as_json:
-        print(json.dumps(summary.as_json()), flush=True)
-    return summary.exit_code
+        told = [summary.cause, *(f"  {label:<8}  {text}" for label, text in rows if text)]
+        console.print("\n".join(told), markup=False, soft_wrap=True)
 
 
 def _no_such_flag(word: str) -> None:
