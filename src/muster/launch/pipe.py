@@ -102,6 +102,12 @@ class AgentPipe:
             text = self._said.read()[-4096:] or text
         return text.decode("utf-8", "replace").strip()
 
+    def code(self) -> int | None:
+        """The exit code of the process, which is known a moment after its output has ended; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(1.0 if self.ended else 0.0)
+        return None
+
     def shut(self) -> None:
         """No more orders: the agent sees the end of its lease."""
         self.open = False
@@ -189,8 +195,9 @@ class AgentLauncher:
             "path": path,
             "code": base64.b64encode(code).decode() if code else "",
         }
+        self._early: list[Event] = []  # what was heard while connecting, for the first wait
         if not remote:
-            self.open()
+            self._early = self.open()
 
     def open(self, within: float = 30.0) -> list[Event]:
         """Connects to every host at once and returns what they said. Raises HostsUnreached, leaving nothing."""
@@ -215,7 +222,7 @@ class AgentLauncher:
                         due[name] = self.now() + 0.25 * 2.0 ** tried[name]
             failed |= {name: self._pipes[name] for name in due if name in self._pipes}
             if failed:
-                raise HostsUnreached({n: (p.complaint(), p.process.poll()) for n, p in failed.items()})
+                raise HostsUnreached({n: (p.complaint(), p.code()) for n, p in failed.items()})
             return news
         except BaseException:
             self.close()
@@ -277,7 +284,8 @@ class AgentLauncher:
 
     def wait(self, until: float) -> list[Event | Output]:
         self._heartbeat()
-        news: list[Event | Output] = list(self._lost())
+        news: list[Event | Output] = [*self._early, *self._lost()]
+        self._early = []
         limit = until if self._beat is None else min(until, self._last_beat + self._beat)
         limit = 0.0 if news else limit
         if self._push():
