@@ -9,6 +9,7 @@ answered with silence for ``PENALTY`` seconds.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import socket
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from muster.errors import MusterError, Refused, RunFailed
+from muster.errors import Refused, RunFailed
 from muster.ps import wire
 from muster.ps.peer import Peer, credentials
 from muster.ps.server import Server
@@ -305,9 +306,12 @@ def tune(sock: socket.socket) -> None:
 
 
 def folder(run: str) -> Path:
-    """The folder of a run's local sockets; both sides come to the same one."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
-    return Path(base) / f"muster-{os.getuid()}-{run or 'alone'}"
+    """The folder of a run's local sockets; both sides come to the same one.
+
+    Not under XDG_RUNTIME_DIR, which is emptied when its user logs out. A socket's path has at most 107 bytes.
+    """
+    name = run if len(run) <= 60 else run[:40] + hashlib.sha256(run.encode()).hexdigest()[:16]
+    return Path("/tmp") / f"muster-{os.getuid()}-{name or 'alone'}"
 
 
 def socket_path(run: str, index: int) -> str:
@@ -357,6 +361,3 @@ def remove_local(run: str, index: int) -> None:
         folder(run).rmdir()
     except OSError:
         pass  # the next start of this ps has replaced it already, or other ps still have theirs there
-
-
-__all__ = ["Loop", "MusterError", "folder", "listen_at", "listen_local", "remove_local", "socket_path", "tune"]
