@@ -155,6 +155,13 @@ def other_pythons() -> list[str]:
     return [path for told, path in sorted(found.items()) if told and told != version(sys.executable)]
 
 
+def ancient() -> list[str]:
+    """Interpreters that cannot even read our code."""
+    return sorted(
+        glob.glob(os.path.expanduser("~/.pyenv/versions/2.7*/bin/python")) + glob.glob("/usr/bin/python2.7")
+    ) + sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.[67].*/bin/python")))
+
+
 def version(path: str) -> str:
     argv = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()

@@ -290,6 +290,10 @@ class Lab:
         self.unplug(host)
         self.crash(host)
 
+    def freeze(self, host: str) -> None:
+        """Its sshd hangs: connections are accepted by the kernel and never answered."""
+        os.kill(self._machines[host].pid, signal.SIGSTOP)
+
     def power_on(self, host: str) -> None:
         machine = self._machines[host]
         machine.log.write_bytes(b"")

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from muster.check.channel import Pipe, ssh_argv
@@ -48,7 +48,9 @@ def open_pipe(lab: Lab, w: Wanted) -> Pipe:
     return Pipe(lab.argv("ctl", ssh_argv(w.host, w.python, ["-F", str(lab.ssh_config)])))
 
 
-def check(lab: Lab, wanted: Sequence[Wanted], job: Job | None = None, *, within: float = 60.0) -> Checked:
+def check(
+    lab: Lab, wanted: Sequence[Wanted], job: Job | None = None, *, progress: Callable[[str], None] = lambda text: None
+) -> Checked:
     began = time.monotonic()
-    heard = survey(wanted, lambda w: open_pipe(lab, w), job, within=within)
+    heard = survey(wanted, lambda w: open_pipe(lab, w), job, progress=progress)
     return Checked(judge(wanted, heard.facts, heard.pairs, job), heard, time.monotonic() - began)

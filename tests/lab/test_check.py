@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from muster.check import render
 from muster.check.findings import Finding, Job
 
-from .faults import Deal, other_pythons
+from .faults import Deal, ancient
 from .lab import SEED, Lab
 from .probe_over_ssh import PORT, SCRIPT, check, plan
 
@@ -55,3 +54,116 @@ def test_sixteen_hosts_all_pairs_in_half_a_minute(make_lab: Callable[..., Lab]) 
     assert len(checked.survey.pairs.links) == 120
     assert not [f for f in checked.findings if f.severity != "warning"], shown(checked.findings)
     assert checked.seconds < 30
+
+
+# --- one at a time: what ssh cannot reach, what firewalls do, what hangs
+
+
+def rows(findings: list[Finding]) -> list[tuple[str, str, str]]:
+    return [(f.kind, f.host, f.peer) for f in findings]
+
+
+def test_each_way_of_not_getting_in_is_told_apart(lab: Lab) -> None:
+    wanted = plan(lab)
+    lab.crash(PS0)
+    lab.power_off(PS1)
+    lab.sshd(WORKER0, PubkeyAuthentication="no")
+    lab.change_host_key(WORKER1)
+    wanted[4] = replace(wanted[4], host="nowhere.example.com")
+    checked = check(lab, wanted)
+    errors = [(f.kind, f.host) for f in checked.findings if f.severity == "error"]
+    assert errors == [
+        ("ssh refused", PS0),
+        ("ssh no route", PS1),  # on one cable; behind a router it would be a time-out
+        ("ssh permission", WORKER0),
+        ("ssh key changed", WORKER1),
+        ("ssh no name", "nowhere.example.com"),
+    ]
+    assert [f.host for f in checked.findings if f.severity == "unknown"] == [w.host for w in wanted]
+    assert checked.seconds < 12
+
+
+def test_unknown_host_keys_and_an_open_key_file_give_no_prompt(lab: Lab) -> None:
+    wanted = plan(lab)
+    lab.known_hosts.write_text("")
+    assert {f.kind for f in check(lab, wanted).findings} == {"ssh key unknown", "not asked"}
+    lab.key.chmod(0o644)
+    lab.ssh_config.write_text(
+        lab.ssh_config.read_text().replace("StrictHostKeyChecking yes", "StrictHostKeyChecking no")
+    )
+    assert {f.kind for f in check(lab, wanted).findings} == {"ssh key too open", "not asked"}
+
+
+def test_an_sshd_that_hangs_costs_its_own_answers_only(lab: Lab) -> None:
+    lab.freeze(PS1)
+    checked = check(lab, plan(lab), TENSORFLOW)
+    assert [f.host for f in checked.findings] == [PS1, PS1]
+    assert len(checked.survey.pairs.links) == 6
+    assert checked.seconds < 30
+
+
+def test_an_sshd_that_is_too_busy_is_asked_again(lab: Lab) -> None:
+    lab.sshd(PS0, MaxStartups="1:100:1", LoginGraceTime="1")
+    program = f"import socket, time; s = socket.create_connection(('{PS0}', 22)); print(flush=True); time.sleep(30)"
+    child = lab.popen_in(WORKER0, ["python3", "-c", program])
+    assert child.stdout is not None and child.stdout.readline() == b"\n"
+    assert rows(check(lab, plan(lab)).findings) == []
+    child.kill()
+    child.communicate()
+
+
+def test_firewalls_that_drop_and_that_reject(lab: Lab) -> None:
+    ports = ["-p", "tcp", "--dport", str(PORT)]
+    lab.run_in(PS0, ["iptables", "-A", "INPUT", "-s", lab.address(WORKER0), *ports, "-j", "DROP"])
+    lab.run_in(PS1, ["iptables", "-A", "INPUT", *ports, "-j", "REJECT"])
+    findings = check(lab, plan(lab)).findings
+    assert rows(findings) == [("filtered", PS0, WORKER0), ("refused", PS1, "")]
+    assert f"ufw allow from {lab.address(WORKER0)} to any port {PORT}" in findings[0].try_
+
+
+@pytest.mark.parametrize("way", ["there", "back", "both"])
+def test_a_cut_is_named_though_nobody_dials_workers(lab: Lab, way: str) -> None:
+    """Muster's own workers have no port that anybody dials: one is opened to learn which way is cut."""
+    if way != "back":
+        lab.cut(WORKER0, PS0)
+    if way != "there":
+        lab.cut(PS0, WORKER0)
+    wanted = [replace(w, ports={}) if "worker" in w.host else w for w in plan(lab)]
+    (finding,) = check(lab, wanted).findings
+    assert finding.kind == ("cut" if way == "both" else "cut one way"), shown([finding])
+    assert way == "both" or (finding.host, finding.peer) == ((WORKER0, PS0) if way == "there" else (PS0, WORKER0))
+
+
+def test_a_host_that_dies_during_the_check(lab: Lab) -> None:
+    """Its answers so far are kept, and what it did not answer is said."""
+    wanted = plan(lab)
+
+    def progress(text: str) -> None:
+        if "measuring" in text:
+            lab.power_off(WORKER2)
+
+    checked = check(lab, wanted, TENSORFLOW, progress=progress)
+    assert ("broke off", WORKER2, "") in rows(checked.findings), shown(checked.findings)
+    assert {f.host for f in checked.findings if f.severity != "unknown"} == {WORKER2}
+    assert checked.seconds < 60
+
+
+def test_scripts_and_pythons_of_each_host(lab: Lab) -> None:
+    wanted = plan(lab)
+    (lab.private(WORKER0) / SCRIPT).unlink()
+    (lab.private(WORKER1) / SCRIPT).write_text("import tensorflow as tf\nprint 'x'\n")
+    found = {f.host: f for f in check(lab, wanted).findings}
+    assert {f.kind for f in found.values()} == {"script"} and set(found) == {WORKER0, WORKER1}
+    assert "line 2" in found[WORKER1].because
+
+
+@pytest.mark.skipif(not ancient(), reason="no old Python here")
+def test_a_python_of_another_age_still_says_which_one_it_is(lab: Lab) -> None:
+    wanted = plan(lab)
+    for index, path in enumerate(ancient()[:2]):
+        wanted[index] = replace(wanted[index], python=path)
+    findings = check(lab, wanted, TENSORFLOW).findings
+    assert {(f.kind, f.host) for f in findings} == {
+        ("python", w.host) for w, _ in zip(wanted, ancient()[:2], strict=False)
+    }
+    assert all("too old" in f.what for f in findings)

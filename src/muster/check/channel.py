@@ -105,4 +105,4 @@ def local_argv(python: str) -> list[str]:
 def ssh_argv(destination: str, python: str, options: Sequence[str] = ()) -> list[str]:
     """``ssh [options] -- destination exec python ...``, each word quoted for the shell at the far end."""
     remote = "exec " + " ".join(shlex.quote(word) for word in serve.command(python))
-    return ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *options, "--", destination, remote]
+    return ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", *options, "--", destination, remote]

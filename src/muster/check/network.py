@@ -1,7 +1,7 @@
 """Rules about pairs: can every task reach every port that it needs, which direction is cut, which link is slow, and what
 does the slowest cost a step? What follows from a finding about a host is not said again for each of its peers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -117,20 +117,36 @@ def _tested(view: View, src: str, dst: str) -> bool:
 
 def _collapsed(view: View, faults: list[Fault]) -> Iterator[Finding]:
     everyone = _peers((r.need.src, r.need.dst) for r in view.pairs.reaches if r.need.task)
-    bad = _peers((fault.host, fault.peer) for fault in faults)
-    alone = {host for host, peers in bad.items() if len(peers) > 1 and peers == everyone.get(host)}
-    alone = alone if len(alone) < len(everyone) else set()  # everybody cut off from everybody: then each pair is told
+    blamed = blame([(fault.host, fault.peer) for fault in faults], everyone)
     told: set[str] = set()
     for fault in faults:
-        host = next((h for h in (fault.host, fault.peer) if h in alone), "")
+        host = blamed[frozenset((fault.host, fault.peer))]
         if not host:
             yield Finding("error", fault.host, fault.what, fault.because, fault.try_, kind=fault.kind, peer=fault.peer)
         elif host not in told:
             told.add(host)
-            because = f"with {listed(sorted(bad[host]))} alike: {fault.because}"
+            because = f"with {listed(sorted(everyone[host]))} alike: {fault.because}"
             yield Finding(
                 "error", host, "the other hosts and it cannot reach each other", because, fault.try_, kind=fault.kind
             )
+
+
+def blame(bad: Sequence[tuple[str, str]], everyone: Mapping[str, set[str]]) -> dict[frozenset[str], str]:
+    """For each bad pair the host that it is put down to: one that has trouble with all its peers and explains most of what
+    is not explained yet. "" for the pair itself; and where all pairs are bad it is the network and no host."""
+    found = dict.fromkeys(map(frozenset, bad), "")
+    if len(found) == sum(map(len, everyone.values())) // 2 and len(everyone) > 2:
+        return found
+    while True:
+        left = _peers(pair for pair in bad if not found[frozenset(pair)])
+        guilty = [
+            host for host, peers in _peers(bad).items() if peers == everyone[host] and len(left.get(host, ())) > 1
+        ]
+        if not guilty:
+            return found
+        most = max(guilty, key=lambda host: len(left[host]))
+        for pair in found:
+            found[pair] = found[pair] or (most if most in pair else "")
 
 
 def _peers(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
@@ -154,23 +170,18 @@ class Verdict:
 
 
 def slow(view: View) -> Iterator[Finding]:
-    verdicts = {(v.link.a, v.link.b): v for v in map(judged, view.pairs.links) if v}
+    verdicts = [verdict for link in view.pairs.links if (verdict := judged(link))]
     everyone = _peers((link.a, link.b) for link in view.pairs.links)
-    bad = _peers(verdicts)
-    alone = {host for host, peers in bad.items() if len(peers) > 1 and peers == everyone[host]}
-    if len(verdicts) == len(view.pairs.links):  # all alike: the network, not a host
-        alone = set()
+    blamed = blame([(v.link.a, v.link.b) for v in verdicts], everyone)
     told: set[str] = set()
-    for verdict in verdicts.values():
-        host = next((h for h in (verdict.link.a, verdict.link.b) if h in alone), "")
+    for verdict in verdicts:
+        host = blamed[frozenset((verdict.link.a, verdict.link.b))]
         if not host:
             yield _slow_row(view, verdict, verdict.link.a, verdict.link.b, "")
         elif host not in told:
             told.add(host)
-            worst = max(
-                (v for v in verdicts.values() if host in (v.link.a, v.link.b)), key=lambda v: step(view, v.link) or 0
-            )
-            yield _slow_row(view, worst, host, "", f"to {listed(sorted(bad[host]))}; the worst: ")
+            worst = max((v for v in verdicts if host in (v.link.a, v.link.b)), key=lambda v: step(view, v.link) or 0)
+            yield _slow_row(view, worst, host, "", f"to {listed(sorted(everyone[host]))} alike; the worst: ")
     for link in view.pairs.links:
         if link.error:
             because, try_ = link.error, "check again; raise the time limit"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # names for readers and for mypy; Python 3.8 could not make t
 HELLO, MESSAGE, CHUNK = 96, 64, 1 << 18
 LANES, WINDOW, PINGS, SEGMENTS = 8, 8, 200, 1000
 QUERY = b"?".ljust(MESSAGE)  # asks an echo for its own TCP_INFO
+CONNECT = 3.0  # seconds for a connection: a lost first packet is sent again after 1 s
 PATIENCE = 6.0  # seconds that a connection may be idle
 GRACE = 1.0  # seconds that what is under way when time is up may still take
 SYN_RECV = "03"
@@ -264,7 +265,7 @@ def _measure(where: str, port: int, token: str, until: float) -> Answer:
     lanes: list[Socket] = []
     try:
         for _ in range(LANES):
-            lanes.append(dial(where, port, token, "echo", max(0.2, until - time.monotonic())))
+            lanes.append(dial(where, port, token, "echo", min(CONNECT, max(0.2, until - time.monotonic()))))
         live = list(lanes)
         trips = volley(live[:1], 1, PINGS, min(until, time.monotonic() + 0.4))
         trips += volley(live, 1, PINGS - len(trips), min(until, time.monotonic() + 2.0))
@@ -336,7 +337,7 @@ def _fill(where: str, port: int, token: str, mode: str, seconds: float, until: f
     if time.monotonic() + seconds > until:
         return None
     try:
-        with dial(where, port, token, mode, max(0.2, until - time.monotonic()), seconds) as sock:
+        with dial(where, port, token, mode, min(CONNECT, max(0.2, until - time.monotonic())), seconds) as sock:
             # Closing drops what is buffered (RST), so neither end waits for a slow link to drain, nor keeps TIME_WAIT.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if mode == "source":

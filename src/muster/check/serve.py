@@ -44,8 +44,11 @@ else:
 
 
 def command(python: str) -> list[str]:
-    """The argv that, with ``program()`` on its standard input, answers requests."""
-    return [python, "-u", "-c", BOOT]
+    """The argv that, with ``program()`` on its standard input, answers requests.
+
+    One line and no single quote in it: every login shell passes that on unchanged, csh and fish too.
+    """
+    return [python, "-u", "-c", f"exec({json.dumps(BOOT)})"]
 
 
 def program() -> bytes:

@@ -25,16 +25,22 @@ Say = Callable[[str], Failure]
 
 def ssh_verdict(stderr: str, returncode: int | None, destination: str = "HOST") -> Failure:
     """What ``stderr`` of ssh means. ``returncode`` None: it had not ended when its time was up."""
-    for pattern, say in _RULES:
-        if re.search(pattern, stderr):
-            return say(stderr)
+    if returncode in (126, 127):  # ssh got in; what the shell there says is not about the login
+        return _no_python(stderr)
+    if returncode in (255, None):
+        for pattern, say in _RULES:
+            if re.search(pattern, stderr):
+                return say(stderr)
     if returncode is None:
         return Failure(
             "silent", "does not answer", _last(stderr) or "ssh was still waiting when its time was up", _REACH
         )
-    if returncode in (126, 127):
-        return _no_python(stderr)
-    because = _last(stderr) or f"ssh ended with exit {returncode} and said nothing"
+    if returncode != 255:
+        because = _last(stderr) or f"it ended with exit {returncode} and said nothing"
+        return Failure(
+            "broken", "lets us in, but the check does not run there", because, f"ssh {destination} python3 -V"
+        )
+    because = _last(stderr) or "ssh ended with exit 255 and said nothing"
     return Failure("unknown", "cannot be reached by ssh", because, f"ssh -v {destination} true")
 
 
@@ -115,12 +121,12 @@ _RULES: tuple[tuple[str, Say], ...] = (
         ),
     ),
     (
-        r"Permission denied|Too many authentication failures",
+        r"Permission denied \(|Too many authentication failures",
         _says(
             "permission",
             "it does not let us in without a password",
             "ssh-copy-id HOST, or name the right user and IdentityFile in ssh or ~/.ssh/config",
-            r"Permission denied|Too many authentication",
+            r"Permission denied \(|Too many authentication",
         ),
     ),
     (
@@ -144,9 +150,5 @@ _RULES: tuple[tuple[str, Say], ...] = (
     (
         r"Bad configuration option|terminating, \d+ bad configuration|Can't open user config|Bad owner or permissions",
         _says("config", "ssh does not accept its configuration file", "correct that line", r"[Bb]ad |Can't open"),
-    ),
-    (
-        r"exec: .*(not found|No such file|cannot execute|Permission denied)|python[\d.]*: (not found|No such file)",
-        _no_python,
     ),
 )
