@@ -68,6 +68,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     mode: Annotated[Literal["async", "sync", "bounded"], Meta(description="how gradients are applied")] = "async"
     spare: Annotated[Count, Meta(description="sync: workers that a round does not wait for")] = 0
     max_staleness: Annotated[Count | None, Meta(description="bounded: steps that a worker may be ahead")] = None
+    encrypt: Annotated[bool, Meta(description="TLS between hosts for Muster's own parameter servers")] = True
     checkpoints: Annotated[str, Meta(description="folder for checkpoints, seen by all hosts")] = ""
     ports: Annotated[str, Meta(description="range from which ports are taken where the file names none")] = (
         "20000-20999"

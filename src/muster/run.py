@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -25,7 +26,8 @@ from muster.launch.here import facts_here
 from muster.launch.pipe import AgentLauncher, Doorbell, HostsUnreached
 from muster.launch.ssh import Ssh, verdict
 from muster.launch.sweep import sweep_run
-from muster.plan import Facts, Plan, Script, check_task_name, make_plan
+from muster.plan import Facts, Plan, Script, Task, check_task_name, make_plan
+from muster.ps.wire import task_key
 from muster.state import State
 from muster.summary import Summary, summarise
 from muster.supervise import Watcher, supervise
@@ -277,20 +279,43 @@ def carry_out(
 
 
 def _launcher(request: Request, plan: Plan, folder: RunFolder, bells: Sequence[Doorbell]) -> AgentLauncher:
-    secret = os.urandom(32).hex()
+    hello = Keys(plan, folder.id)
     if plan.launcher == "local":
         code = folder.path / "code.zip"
         code.write_bytes(bundle())
         return AgentLauncher(
-            plan.hosts[:1], local.connect, run=folder.id, path=str(code), secret=secret, drop=OURS,
+            plan.hosts[:1], local.connect, run=folder.id, path=str(code), hello=hello, drop=OURS,
             foreground=request.only, doorbells=bells, one_for_all=True,
         )  # fmt: skip
     used = {task.host for task in plan.tasks.values()}
     return AgentLauncher(
         [host for host in plan.hosts if host.name in used], Ssh(request.cluster, "python3"), run=folder.id,
-        code=bundle(), secret=secret, lease=DETACHED_LEASE if request.detached else LEASE, drop=OURS,
+        code=bundle(), hello=hello, lease=DETACHED_LEASE if request.detached else LEASE, drop=OURS,
         foreground=request.only, doorbells=bells, remote=True,
     )  # fmt: skip
+
+
+class Keys:
+    """What each task is told first: a ps the secret of the run, a worker only its own key; and their certificates.
+
+    Certificates are made where ps and workers sit on different hosts and ``encrypt`` is on.
+    """
+
+    def __init__(self, plan: Plan, run: str) -> None:
+        self._secret = os.urandom(32)
+        self._authority = None
+        if plan.run.engine == "muster" and plan.run.encrypt and len({t.address for t in plan.tasks.values()}) > 1:
+            from muster.launch.authority import Authority
+
+            self._authority = Authority(run)
+
+    def __call__(self, task: Task) -> dict[str, Any]:
+        told: dict[str, Any] = {"key": task_key(self._secret, task.id).hex()}
+        if task.role == "ps":
+            told = {"secret": self._secret.hex()}
+        if self._authority is not None:
+            told["tls"] = self._authority.papers(task.id)
+        return told
 
 
 def _opened(launcher: AgentLauncher, plan: Plan) -> list[Event]:

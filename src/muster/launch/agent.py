@@ -81,7 +81,6 @@ class Agent:
         self.lease: float | None = None
         self.heard_at = time.monotonic()
         self.run = ""
-        self.secret: str | None = None
         self.path = ""  # of the zip with the task-side code
         self.last_grace = LAST_GRACE
         self.closing: float | None = None  # since when
@@ -178,7 +177,7 @@ class Agent:
         verb = order["verb"]
         task = self.tasks.get(order.get("task", ""))
         if verb == "hello":
-            self.run, self.lease, self.secret = order["run"], order.get("lease"), order.get("secret")
+            self.run, self.lease = order["run"], order.get("lease")
             self.last_grace = order.get("last_grace", LAST_GRACE)
             self.path = _unpack(order["code"]) if order.get("code") else order.get("path", "")
             self.say("HostUp", facts={"pid": os.getpid(), "python": sys.executable, "version": sys.version.split()[0]})
@@ -252,7 +251,7 @@ class Agent:
         self.tasks[task.id] = task
         self.selector.register(ours, selectors.EVENT_READ, ("report", task))
         self.selector.register(task.out, selectors.EVENT_READ, ("output", task))
-        self._tell(task, {"kind": "Hello", "secret": self.secret})
+        self._tell(task, {"kind": "Hello", **order.get("hello", {})})
         self.say("Spawned", task, pid=task.pid)
 
     def _spawn(self, task: Task, order: dict[str, Any], env: dict[str, str], channel: int) -> None:

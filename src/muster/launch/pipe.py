@@ -161,7 +161,7 @@ class AgentLauncher:
         run: str,
         code: bytes = b"",
         path: str = "",
-        secret: str | None = None,
+        hello: Callable[[Task], dict[str, Any]] = lambda task: {},
         lease: float | None = None,
         last_grace: float = 1.0,
         drop: Sequence[str] = (),
@@ -170,7 +170,9 @@ class AgentLauncher:
         one_for_all: bool = False,
         remote: bool = False,
     ) -> None:
-        """``one_for_all``: the hosts are names of one machine, so the first pipe serves the tasks of all.
+        """``hello``: what a task is told first, down its own pipe and nowhere else: keys.
+
+        ``one_for_all``: the hosts are names of one machine, so the first pipe serves the tasks of all.
 
         ``remote``: connecting may take long and fail, so ``open()`` is called by whoever can tell of it.
         """
@@ -185,12 +187,12 @@ class AgentLauncher:
         self._one = hosts[0].name if one_for_all else ""
         for bell in doorbells:
             self._selector.register(bell, selectors.EVENT_READ, bell)
+        self._hello_to = hello
         self._hosts, self._connect = {host.name: host for host in hosts}, connect
         self._hello = {
             "verb": "hello",
             "run": run,
             "lease": lease,
-            "secret": secret,
             "last_grace": last_grace,
             "path": path,
             "code": base64.b64encode(code).decode() if code else "",
@@ -261,6 +263,7 @@ class AgentLauncher:
             port=task.port if task.listens else 0,
             drop=self._drop,
             tty=task.id == self._foreground,
+            hello=self._hello_to(task),
         )
 
     def release(self, task: Task) -> None:

@@ -19,6 +19,7 @@ for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 from muster.errors import MusterError, Refused  # noqa: E402
 from muster.ps.loop import Loop, listen_at, listen_local, remove_local  # noqa: E402
 from muster.ps.server import Rule, Server  # noqa: E402
+from muster.ps.tls import context  # noqa: E402
 
 
 def main() -> int:
@@ -40,13 +41,13 @@ def serve(env: os._Environ[str]) -> int:
             try_="muster run script.py",
         )
     cluster = json.loads(env["MUSTER_CLUSTER"])
-    agent, secret = hear(env.pop("MUSTER_FD", ""))
+    agent, secret, papers = hear(env.pop("MUSTER_FD", ""))
     run, number = env.get("MUSTER_RUN", ""), int(index)
     listeners = listen(cluster, run, number, secret)
     server = Server(number, rule(cluster), send=lambda peer, *buffers: None, say=Voice(agent).say)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        loop = Loop(server, listeners, secret, agent)
+        loop = Loop(server, listeners, secret, agent, context(papers, server=True) if papers else None)
         Voice(agent).tell("Ready")
         loop.run()
     finally:
@@ -78,10 +79,10 @@ def host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def hear(fd: str) -> tuple[socket.socket | None, bytes | None]:
-    """The pipe to our agent and the secret that is its first line."""
+def hear(fd: str) -> tuple[socket.socket | None, bytes | None, dict[str, str] | None]:
+    """The pipe to our agent, and what its first line says: the secret of the run, and our papers for TLS."""
     if not fd.isdigit():
-        return None, None
+        return None, None, None
     agent = socket.socket(fileno=int(fd))
     agent.set_inheritable(False)
     agent.settimeout(10)
@@ -89,10 +90,10 @@ def hear(fd: str) -> tuple[socket.socket | None, bytes | None]:
     while not line.endswith(b"\n"):  # byte by byte: what follows the line is for later
         byte = agent.recv(1)
         if not byte:
-            return None, None
+            return None, None, None
         line += byte
     told = json.loads(line)
-    return agent, bytes.fromhex(told["secret"]) if told.get("secret") else None
+    return agent, bytes.fromhex(told["secret"]) if told.get("secret") else None, told.get("tls")
 
 
 class Voice:

@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import secrets
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from muster.ps.link import Identity, places
 from muster.ps.loop import Loop, listen_local, remove_local
 from muster.ps.server import Rule, Server
 from muster.ps.slabs import Floats, Parameter
+from muster.ps.tls import context
 
 Rate = float | Callable[[int], Any]
 
@@ -143,9 +145,18 @@ def connect() -> Session:
     reports = _reports()
     if "MUSTER_CLUSTER" not in os.environ:
         return Session(alone(), reports)
-    secret = reports.secret()
+    hello = reports.hello()
     reports.tell("Joined")
-    return Session(client(os.environ, bytes.fromhex(secret) if secret else b"", notice=reports.say), reports)
+    return Session(introduced(os.environ, hello, notice=reports.say), reports)
+
+
+def introduced(
+    env: Mapping[str, str], hello: Mapping[str, Any], notice: Callable[[str], None] = lambda text: None
+) -> Client:
+    """A client with what the agent's first line told us: our own key, and papers for TLS between hosts."""
+    key = bytes.fromhex(hello["key"]) if hello.get("key") else wire.task_key(b"", env["MUSTER_TASK"])
+    papers = hello.get("tls")
+    return _client(env, key, context(papers, server=False) if papers else None, notice)
 
 
 def client(env: Mapping[str, str], secret: bytes, notice: Callable[[str], None] = lambda text: None) -> Client:
@@ -153,8 +164,14 @@ def client(env: Mapping[str, str], secret: bytes, notice: Callable[[str], None] 
 
     ``secret`` is the run's, from which the key of the task is derived.
     """
+    return _client(env, wire.task_key(secret, env["MUSTER_TASK"]), None, notice)
+
+
+def _client(
+    env: Mapping[str, str], key: bytes, tls: ssl.SSLContext | None, notice: Callable[[str], None]
+) -> Client:
     told, task = json.loads(env["MUSTER_CLUSTER"]), env["MUSTER_TASK"]
-    who = Identity(task, int(env.get("MUSTER_ATTEMPT", "1")), os.urandom(16), wire.task_key(secret, task))
+    who = Identity(task, int(env.get("MUSTER_ATTEMPT", "1")), os.urandom(16), key, tls)
     chief = told.get("chief", "worker/0")
     return Client(places(told, env.get("MUSTER_RUN", ""), task), who, task == chief, notice=notice)
 

@@ -13,6 +13,7 @@ from typing import Any
 from muster.errors import RunFailed
 from muster.ps import wire
 from muster.ps.loop import socket_path, tune
+from muster.ps.tls import server_name
 from muster.ps.wire import Header, WireError
 
 
@@ -123,7 +124,7 @@ class Link:
         sock = socket.create_connection((self.place.host, self.place.port), timeout=10)
         tune(sock)
         if self.who.tls is not None:
-            return self.who.tls.wrap_socket(sock, server_hostname=self.place.name)
+            return self.who.tls.wrap_socket(sock, server_hostname=server_name(self.place.name))
         return sock
 
     def _failed(self, what: str, because: str) -> RunFailed:

@@ -581,11 +581,11 @@ def _connected(me: Context, reports: Channel) -> Client:
     if _client is None:
         import os
 
-        from muster.ps.connect import client
+        from muster.ps.connect import introduced
 
-        secret = reports.secret()
+        hello = reports.hello()
         reports.tell("Joined")
-        _client = client(os.environ, bytes.fromhex(secret) if secret else b"", notice=reports.say)
+        _client = introduced(os.environ, hello, notice=reports.say)
     return _client
 
 

@@ -140,10 +140,10 @@ class Channel:
 
     # --- down
 
-    def secret(self, limit: float = 10.0) -> str | None:
-        """The run's secret, from the agent's first line; None where there is none, or no agent."""
+    def hello(self, limit: float = 10.0) -> dict[str, Any]:
+        """The agent's first line: our ``key``, and our papers for TLS where there are any. Empty without an agent."""
         hello = self._await("Hello", limit)
-        return None if hello is None else hello.get("secret")
+        return {} if hello is None else hello
 
     def ready(self, limit: float = BARRIER) -> None:
         """Say that this task can take its first step, and wait until all can. The second time it returns at once."""

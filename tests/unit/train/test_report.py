@@ -131,7 +131,7 @@ def test_the_barrier_holds_until_go_and_is_open_from_then_on(agent):
     assert not waiting.is_alive()
     agent.channel.ready()
     assert agent.reports() == []
-    assert agent.channel.secret() == "s"
+    assert agent.channel.hello()["secret"] == "s"
 
 
 def test_a_barrier_that_stays_shut_is_passed_with_a_word():
@@ -146,7 +146,7 @@ def test_an_agent_that_is_gone_is_no_error(agent):
     agent.channel.tell("Ready")
     agent.channel.step(1)
     agent.channel.ready()
-    assert agent.channel.secret() is None
+    assert agent.channel.hello() == {}
     agent.channel.close()
 
 
@@ -156,7 +156,7 @@ def test_without_a_pipe_every_report_is_a_no_op():
     channel.metrics({"a": 1})
     channel.ready()
     channel.say("x")
-    assert channel.secret() is None
+    assert channel.hello() == {}
     channel.close()
 
 
