@@ -1,4 +1,5 @@
-"""Machines for tests: ``lab`` has the five of the seed, ``make_lab`` any. Skipped, saying why, where none can be had."""
+"""Machines for tests: ``lab`` has the five of the seed, ``make_lab`` any. Skipped, saying why, where none can be
+had."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

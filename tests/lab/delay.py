@@ -3,10 +3,10 @@
     delay.py QUEUE [--delay MS] [--jitter MS] [--loss PERCENT] [--rate MBIT]
     iptables -t mangle -A PREROUTING -i eth0 -j NFQUEUE --queue-num QUEUE --queue-bypass
 
-Run it inside the network namespace of the receiver, with the rule on PREROUTING: a packet that is held on its way out still
-counts against its sender's socket, and TCP's small-queue limit then throttles everything to a few Mbit/s, whatever the
-delay. Only the packet's number and length come up here, never its bytes. The order of packets is kept, so one verdict
-"accept all up to this number" releases everything that is due.
+Run it inside the network namespace of the receiver, with the rule on PREROUTING: a packet that is held on its way out
+still counts against its sender's socket, and TCP's small-queue limit then throttles everything to a few Mbit/s,
+whatever the delay. Only the packet's number and length come up here, never its bytes. The order of packets is kept, so
+one verdict "accept all up to this number" releases everything that is due.
 
 Prints "ready" once the kernel has accepted the queue; ends on SIGTERM.
 """

@@ -1,7 +1,7 @@
 """Ten faults as people have them, dealt to the machines of a lab by a seed.
 
-All are planted at once. A fault that hides another on the same machine is dealt so that it does not: nobody sees the folders of
-a machine that ssh does not let us into, nor a slow link between two machines of which neither can listen.
+All are planted at once. A fault that hides another on the same machine is dealt so that it does not: nobody sees the
+folders of a machine that ssh does not let us into, nor a slow link between two machines of which neither can listen.
 """
 
 import glob
@@ -146,7 +146,8 @@ class Deal:
 
 
 def other_pythons() -> list[str]:
-    """Interpreters of this computer that are another minor version than ours, as real paths that do not go through a shim."""
+    """Interpreters of this computer that are another minor version than ours, as real paths that do not go through a
+    shim."""
     patterns = ("~/.pyenv/versions/3.*/bin/python3", "/usr/bin/python3.[0-9]*", "/usr/local/bin/python3.[0-9]*")
     found: dict[str, str] = {}
     for path in itertools.chain.from_iterable(glob.glob(os.path.expanduser(pattern)) for pattern in patterns):

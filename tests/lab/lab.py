@@ -4,15 +4,17 @@
         lab.run_in("ctl", ["ssh", "-F", str(lab.ssh_config), "ps0.example.com", "hostname"])
         lab.cut("worker0.example.com", "ps1.example.com")     # one direction only
 
-A machine is a network, host name, process, mount and IPC namespace: own address, own /etc/hosts, own process list, own /tmp,
-/run and home folder. Its process 1 is sshd itself, so one KILL of one known pid ends all of it, and nothing is ever
-ended by name. All machines hang on a bridge in a namespace of its own; this computer's own network gets nothing, so labs
-run side by side and no traffic leaves. ``ctl`` is where the tool under test runs. It shares this computer's processes, so
-that the pid of a ``popen_in("ctl", ...)`` is the pid of the program itself and can be signalled as a user would.
+A machine is a network, host name, process, mount and IPC namespace: own address, own /etc/hosts, own process list, own
+/tmp, /run and home folder. Its process 1 is sshd itself, so one KILL of one known pid ends all of it, and nothing is
+ever ended by name. All machines hang on a bridge in a namespace of its own; this computer's own network gets nothing,
+so labs run side by side and no traffic leaves. ``ctl`` is where the tool under test runs. It shares this computer's
+processes, so that the pid of a ``popen_in("ctl", ...)`` is the pid of the program itself and can be signalled as a user
+would.
 
 Two folders have the same path on all machines: ``home`` (private to each, also ``$HOME``) and ``shared`` (one for all).
 
-By hand: ``python tests/lab/lab.py`` brings five machines up, says how to reach them, and takes them down at end of file.
+By hand: ``python tests/lab/lab.py`` brings five machines up, says how to reach them, and takes them down at end of
+file.
 """
 
 import fcntl
@@ -381,7 +383,8 @@ class Lab:
             _call(["tc", "-n", space, "qdisc", *verb, *limit])
 
     def cut(self, sender: str, receiver: str, *, reset: bool = False) -> None:
-        """Nothing that ``sender`` sends reaches ``receiver``; the other way stays open. ``reset``: answered with RST."""
+        """Nothing that ``sender`` sends reaches ``receiver``; the other way stays open. ``reset``: answered with
+        RST."""
         self._input("-A", sender, receiver, reset)
 
     def mend(self, sender: str, receiver: str, *, reset: bool = False) -> None:
@@ -505,7 +508,8 @@ def _orphaned(folder: Path) -> bool:
 
 def _by_hand(names: Sequence[str]) -> Iterator[str]:
     with Lab(names or SEED) as lab:
-        yield f"machines  {' '.join(lab.names)}\nreach     {' '.join(lab.argv('ctl', ['ssh', '-F', str(lab.ssh_config)]))} HOST"
+        reach = " ".join(lab.argv("ctl", ["ssh", "-F", str(lab.ssh_config)]))
+        yield f"machines  {' '.join(lab.names)}\nreach     {reach} HOST"
         yield f"shared    {lab.shared}\nend       Ctrl-D"
         sys.stdin.read()
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from muster.check import render
 from muster.check.findings import Finding, Job
 

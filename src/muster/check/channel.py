@@ -40,7 +40,7 @@ class Pipe:
     """The ``Channel`` over a child process."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open until close)
         pipe = subprocess.PIPE
         environ = {**os.environ, **(env or {})}
         self._child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=self._said, env=environ)

@@ -36,7 +36,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Finding:
-    """One row: what is wrong at ``host`` (towards ``peer``, where it is about a pair), because of what, and what to try.
+    """One row: what is wrong at ``host`` (towards ``peer``, where it is about a pair), because of what, and what to
+    try.
 
     ``kind`` is a word for programs that stays the same when the sentences change.
     """
@@ -52,7 +53,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Need:
-    """Tasks on ``src`` dial ``task`` on ``dst``. Without a task nobody needs it: it was tried to learn which way is cut."""
+    """Tasks on ``src`` dial ``task`` on ``dst``. Without a task nobody needs it: it was tried to learn which way is
+    cut."""
 
     src: str
     dst: str
@@ -125,9 +127,9 @@ class Limit:
 
 
 # The one table of numbers. Loss: 1 % halves the rate of a softmax model (measured), 5 % costs nine tenths; three lost
-# segments of a thousand are more than chance. Round trip: within one building it is under 1 ms, and a step of a small model
-# takes 0.2 ms. Bandwidth: under 200 Mbit/s a card has fallen back to 100. Clock: certificates made for the run are
-# valid from one minute before they are made.
+# segments of a thousand are more than chance. Round trip: within one building it is under 1 ms, and a step of a small
+# model takes 0.2 ms. Bandwidth: under 200 Mbit/s a card has fallen back to 100. Clock: certificates made for the run
+# are valid from one minute before they are made.
 LIMITS: Mapping[str, Limit] = {
     "clock s": Limit(2.0, 60.0),
     "rtt ms": Limit(5.0, 500.0),

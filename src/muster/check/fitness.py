@@ -1,7 +1,7 @@
 """Rules about hosts: is each fit for what the plan puts on it, and do they agree with one another?
 
-A rule tells the first cause only. A host that runs the wrong interpreter lacks packages because of that, and hears about
-the interpreter; what could not be asked is "unknown", never "fine" and never "wrong".
+A rule tells the first cause only. A host that runs the wrong interpreter lacks packages because of that, and hears
+about the interpreter; what could not be asked is "unknown", never "fine" and never "wrong".
 """
 
 import ipaddress
@@ -328,8 +328,8 @@ PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def proxies(view: View) -> Iterator[Finding]:
-    """TensorFlow's channels obey these (lower case only) even towards the next machine; no_proxy by exact name, by suffix,
-    and by CIDR for plain addresses; not by pattern, and not in upper case."""
+    """TensorFlow's channels obey these (lower case only) even towards the next machine; no_proxy by exact name, by
+    suffix, and by CIDR for plain addresses; not by pattern, and not in upper case."""
     addresses = [w.address for w in view.wanted]
     for host, told in view.section("environment").items():
         name = next((name for name in PROXIES if told.get(name)), "")
@@ -337,7 +337,8 @@ def proxies(view: View) -> Iterator[Finding]:
         caught = [address for address in addresses if not _excepted(address, allowed)]
         if not name or not caught:
             continue
-        because = f"{name}={_bare(told[name])}, and {'no_proxy does not name' if allowed else 'no no_proxy for'} {listed(caught)}"
+        lack = "no_proxy does not name" if allowed else "no no_proxy for"
+        because = f"{name}={_bare(told[name])}, and {lack} {listed(caught)}"
         because += "; upper-case NO_PROXY is not read" if told.get("NO_PROXY") and not allowed else ""
         because += "; it takes no patterns" if "*" in allowed else ""
         try_ = f'env = {{ no_proxy = "{",".join(addresses)}" }} for {host}, or unset {name} there'
@@ -451,7 +452,8 @@ def folders(view: View) -> Iterator[Finding]:
 
 
 def shared(view: View) -> Iterator[Finding]:
-    """Who sees whose file? Hosts with the same answer share a folder; the usual group is right, the others are apart."""
+    """Who sees whose file? Hosts with the same answer share a folder; the usual group is right, the others are
+    apart."""
     told = view.section("nonce")
     for host, marks in told.items():
         if marks.get("write"):

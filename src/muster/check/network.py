@@ -1,5 +1,5 @@
-"""Rules about pairs: can every task reach every port that it needs, which direction is cut, which link is slow, and what
-does the slowest cost a step? What follows from a finding about a host is not said again for each of its peers."""
+"""Rules about pairs: can every task reach every port that it needs, which direction is cut, which link is slow, and
+what does the slowest cost a step? What follows from a finding about a host is not said again for each of its peers."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -132,8 +132,8 @@ def _collapsed(view: View, faults: list[Fault]) -> Iterator[Finding]:
 
 
 def blame(bad: Sequence[tuple[str, str]], everyone: Mapping[str, set[str]]) -> dict[frozenset[str], str]:
-    """For each bad pair the host that it is put down to: one that has trouble with all its peers and explains most of what
-    is not explained yet. "" for the pair itself; and where all pairs are bad it is the network and no host."""
+    """For each bad pair the host that it is put down to: one that has trouble with all its peers and explains most of
+    what is not explained yet. "" for the pair itself; and where all pairs are bad it is the network and no host."""
     found = dict.fromkeys(map(frozenset, bad), "")
     if len(found) == sum(map(len, everyone.values())) // 2 and len(everyone) > 2:
         return found
@@ -197,8 +197,8 @@ def judged(link: Link) -> Verdict | None:
 
 
 def better(first: Link, second: Link) -> Link:
-    """What two measurements of one link say together: the better round trip and rates, which only ever look worse than they
-    are, and the loss of both, which is chance."""
+    """What two measurements of one link say together: the better round trip and rates, which only ever look worse than
+    they are, and the loss of both, which is chance."""
     if second.error:
         return first
     quick = min((first, second), key=lambda link: link.rtt_p50 if link.rtt_p50 is not None else inf)
@@ -222,8 +222,8 @@ def _most(*rates: float | None) -> float | None:
 
 
 def trip(link: Link) -> float | None:
-    """The network's share of the round trip. Where the fastest ping is many times faster than the middle one, the rest is a
-    busy host and not the link."""
+    """The network's share of the round trip. Where the fastest ping is many times faster than the middle one, the rest
+    is a busy host and not the link."""
     if link.rtt_p50 is None or link.rtt_min is None:
         return link.rtt_p50
     return link.rtt_p50 if link.rtt_min * 4 >= link.rtt_p50 else link.rtt_min

@@ -1,13 +1,14 @@
 """What the network does between two hosts: measured on the plan's real ports, with the standard library only (3.8+).
 
 A host listens where its tasks will listen, bound to the plan's address and to nothing else, and answers only those who
-know the token of this check. The other host connects, pings, counts losses and fills the link. Three choices need a word.
+know the token of this check. The other host connects, pings, counts losses and fills the link. Three choices need a
+word.
 
-*Loss* is counted by the kernel (TCP_INFO): segments that it sent again, less those of which the receiver said that it had
-them already (DSACK), over segments sent. Counting UDP datagrams would count what a busy receiver's full buffer drops, and
-many firewalls pass no UDP at all. The segments are small and few at a time, since a link that is filled loses packets by
-design. Each side reports its own, so each direction has a figure. Eight connections share the work: one alone would need
-a round trip for each handful, and stands still for 200 ms when it loses the last one.
+*Loss* is counted by the kernel (TCP_INFO): segments that it sent again, less those of which the receiver said that it
+had them already (DSACK), over segments sent. Counting UDP datagrams would count what a busy receiver's full buffer
+drops, and many firewalls pass no UDP at all. The segments are small and few at a time, since a link that is filled
+loses packets by design. Each side reports its own, so each direction has a figure. Eight connections share the work:
+one alone would need a round trip for each handful, and stands still for 200 ms when it loses the last one.
 
 *Which direction is cut*: TCP needs both, so a connection fails either way. But the side that still hears the other has
 seen its SYN, and its kernel lists the half-open connection (SYN_RECV). That list is read before the listener closes.
@@ -101,8 +102,8 @@ class Listener:
                 return
 
     def spare(self, towards: str) -> Answer:
-        """One more port, at the address from which this host sends to ``towards``: for a host that is only ever the one who
-        dials, so that the other can show whether its packets arrive here."""
+        """One more port, at the address from which this host sends to ``towards``: for a host that is only ever the one
+        who dials, so that the other can show whether its packets arrive here."""
         found = probe.resolve(towards)
         if isinstance(found, str):
             return {"error": found}
@@ -200,7 +201,8 @@ def _knocking(target: Request, token: str, within: float) -> Callable[[], Answer
 
 
 def knock(address: str, port: int, token: str, within: float) -> Answer:
-    """``outcome`` is ok, or the worst of refused, timeout, no_route, no_name, wrong (somebody else answers) or an errno."""
+    """``outcome`` is ok, or the worst of refused, timeout, no_route, no_name, wrong (somebody else answers) or an
+    errno."""
     found = probe.resolve(address)
     if isinstance(found, str):
         return {"outcome": "no_name", "because": found}
@@ -250,8 +252,9 @@ def reason(error: OSError) -> str:
 
 
 def measure(target: Request, token: str, within: float) -> Answer:
-    """Round trip (``rtt_ms``: min, p50, p99 of at least 200 pings, unless time is up), ``loss`` each way (lost, of segments
-    sent) and ``mbit`` each way. Times are cut so that it ends in about ``within`` seconds whatever the link does."""
+    """Round trip (``rtt_ms``: min, p50, p99 of at least 200 pings, unless time is up), ``loss`` each way (lost, of
+    segments sent) and ``mbit`` each way. Times are cut so that it ends in about ``within`` seconds whatever the link
+    does."""
     found = probe.resolve(target["address"])
     if isinstance(found, str):
         return {"error": found}
@@ -291,9 +294,9 @@ def _ms(trips: list[float], share: float) -> float | None:
 
 
 def volley(lanes: list[Socket], window: int, rounds: int, until: float) -> list[float]:
-    """Sends ``window`` messages at a time on each lane, the next when all are back, until there were ``rounds`` in all or
-    time is up. Seconds that each round took. A lane that stands still is taken out of ``lanes``: what comes back on it
-    later would look like the answer to something else."""
+    """Sends ``window`` messages at a time on each lane, the next when all are back, until there were ``rounds`` in all
+    or time is up. Seconds that each round took. A lane that stands still is taken out of ``lanes``: what comes back on
+    it later would look like the answer to something else."""
     trips: list[float] = []
     sent: dict[Socket, float] = {}
     back: dict[Socket, int] = {}

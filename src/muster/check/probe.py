@@ -1,9 +1,9 @@
 """What one host is: read by its own interpreter, on the host, with the standard library only (3.8+).
 
-Every section runs in a thread of its own against one deadline, because any of them can hang for ever: a dead file server
-holds ``stat`` in the kernel, a dead name server holds ``getaddrinfo``. A section that is late answers ``{"late": true}``
-and costs the others nothing. TensorFlow is never imported: its version is in its metadata and its CUDA versions are in a
-file of plain text, and an import would take seconds, gigabytes and perhaps a GPU.
+Every section runs in a thread of its own against one deadline, because any of them can hang for ever: a dead file
+server holds ``stat`` in the kernel, a dead name server holds ``getaddrinfo``. A section that is late answers ``{"late":
+true}`` and costs the others nothing. TensorFlow is never imported: its version is in its metadata and its CUDA versions
+are in a file of plain text, and an import would take seconds, gigabytes and perhaps a GPU.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ VARIABLES = (
 
 
 def facts(request: Request) -> Facts:
-    """All sections at once. ``request``: names, ports ([task, address, port]), cwd, script, checkpoints, tensorflow, within."""
+    """All sections at once. ``request``: names, ports ([task, address, port]), cwd, script, checkpoints, tensorflow,
+    within."""
     return together({name: _bound(section, request) for name, section in SECTIONS.items()}, request.get("within", 8.0))
 
 
@@ -118,7 +119,8 @@ def _version(name: str) -> str | None:
 
 
 def build(request: Request) -> Facts:
-    """What ``tf.sysconfig.get_build_info()`` would say, read from the file where it is written; {} without TensorFlow."""
+    """What ``tf.sysconfig.get_build_info()`` would say, read from the file where it is written; {} without
+    TensorFlow."""
     spec = importlib.util.find_spec("tensorflow")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         file = os.path.join(folder, "python", "platform", "build_info.py")
@@ -314,7 +316,8 @@ def limits(request: Request) -> Facts:
 
 
 def names(request: Request) -> Facts:
-    """The host's own name and, for it and each name asked for, its addresses here, or the resolver's error as a text."""
+    """The host's own name and, for it and each name asked for, its addresses here, or the resolver's error as a
+    text."""
     own = socket.gethostname()
     asked = dict.fromkeys([own, *request.get("names", [])])
     within = max(1.0, request.get("within", 8.0) - 1)
@@ -510,8 +513,9 @@ def _mount(path: str) -> str:
 
 
 def nonce(request: Request) -> Facts:
-    """``do`` is write, read or remove; ``marks`` are the names of the files. Names are new for every check: a file server's
-    client may remember for half a minute that a name did not exist, but not of a name that it never asked for."""
+    """``do`` is write, read or remove; ``marks`` are the names of the files. Names are new for every check: a file
+    server's client may remember for half a minute that a name did not exist, but not of a name that it never asked
+    for."""
     folder = os.path.expanduser(request["checkpoints"])
     marks = [os.path.basename(mark) for mark in request["marks"]]
     act = {"write": _write, "read": _read, "remove": _remove}[request["do"]]

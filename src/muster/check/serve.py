@@ -1,8 +1,8 @@
 """The loop that runs on a host during a check: one JSON line in, one marked JSON line out; and the text that starts it.
 
-``program()`` goes to the host's own interpreter over a pipe, in front of the requests. Its first lines are understood by
-any Python since 2.6, so that a host whose Python is far too old still says which one it has, instead of a SyntaxError.
-The loop ends with its input: a check that dies leaves nothing behind. A time limit ends it in any case.
+``program()`` goes to the host's own interpreter over a pipe, in front of the requests. Its first lines are understood
+by any Python since 2.6, so that a host whose Python is far too old still says which one it has, instead of a
+SyntaxError. The loop ends with its input: a check that dies leaves nothing behind. A time limit ends it in any case.
 """
 
 from __future__ import annotations

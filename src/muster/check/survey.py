@@ -50,8 +50,8 @@ def survey(
     within: float = 60.0,
     progress: Progress = lambda text: None,
 ) -> Survey:
-    """Asks every host of ``wanted`` through ``opener(wanted)``, at most ``within`` seconds. ``pairs=False``: each alone;
-    ``measure=False``: who reaches whom, and no more."""
+    """Asks every host of ``wanted`` through ``opener(wanted)``, at most ``within`` seconds. ``pairs=False``: each
+    alone; ``measure=False``: who reaches whom, and no more."""
     round_ = _Round(list(wanted), job or Job(), time.monotonic() + within, progress)
     try:
         round_.alone(opener)
@@ -165,8 +165,8 @@ class _Round:
             self._which_way()
 
     def _which_way(self) -> None:
-        """A connection that timed out was lost on its way there or on its way back. Each side says whom it heard; a side
-        that nobody had reason to dial gets a port for it, and is dialled."""
+        """A connection that timed out was lost on its way there or on its way back. Each side says whom it heard; a
+        side that nobody had reason to dial gets a port for it, and is dialled."""
         tried = {(r.need.src, r.need.dst) for r in self.reaches}
         lost = {(r.need.dst, r.need.src) for r in self.reaches if r.outcome == "timeout"} - tried
         address = {w.host: w.address for w in self.wanted}
@@ -215,8 +215,8 @@ class _Round:
         self._second_look(pending)
 
     def _second_look(self, needed: Mapping[frozenset[str], Need]) -> None:
-        """A link that looks bad is measured again while nothing else runs: a fault stays, a busy moment does not. Few links,
-        and not for long: where most are bad it is the network, and there is nothing to doubt."""
+        """A link that looks bad is measured again while nothing else runs: a fault stays, a busy moment does not. Few
+        links, and not for long: where most are bad it is the network, and there is nothing to doubt."""
         until = time.monotonic() + SECOND_LOOK
         for index, link in enumerate(self.links):
             if judged(link) and time.monotonic() < until:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from muster.check import pairs
 
 TOKEN = "ab" * 16

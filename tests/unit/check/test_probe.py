@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from muster.check import probe
 
-STUB = r"""
-#include <stdio.h>
-#include <string.h>
-typedef struct{unsigned long long total,free,used;} mem; typedef struct{unsigned pid;unsigned long long used;unsigned gi,ci;} proc;
-int nvmlInit_v2(void){return 0;} int nvmlShutdown(void){return 0;}
-static int cp(char*d,unsigned n,const char*s){snprintf(d,n,"%s",s);return 0;}
-int nvmlSystemGetDriverVersion(char*d,unsigned n){return cp(d,n,"580.95.05");}
-int nvmlSystemGetCudaDriverVersion(int*v){*v=12080;return 0;}
-int nvmlDeviceGetCount_v2(unsigned*c){*c=2;return 0;}
-int nvmlDeviceGetHandleByIndex_v2(unsigned i,void**h){*h=(void*)(long)(i+1);return i==1?15:0;}
-int nvmlDeviceGetName(void*h,char*d,unsigned n){return cp(d,n,"NVIDIA H100 80GB HBM3");}
-int nvmlDeviceGetUUID(void*h,char*d,unsigned n){return cp(d,n,"GPU-0");}
-int nvmlDeviceGetMemoryInfo(void*h,mem*m){m->total=80ull<<30;m->used=3ull<<30;m->free=77ull<<30;return 0;}
-int nvmlDeviceGetCudaComputeCapability(void*h,int*a,int*b){*a=9;*b=0;return 0;}
-int nvmlDeviceGetComputeRunningProcesses_v3(void*h,unsigned*n,proc*p){*n=1;p[0].pid=PID;p[0].used=2ull<<30;return 0;}
+STUB = r""" #include <stdio.h> #include <string.h> typedef struct{unsigned long long total,free,used;} mem; typedef
+struct{unsigned pid;unsigned long long used;unsigned gi,ci;} proc; int nvmlInit_v2(void){return 0;} int
+nvmlShutdown(void){return 0;} static int cp(char*d,unsigned n,const char*s){snprintf(d,n,"%s",s);return 0;} int
+nvmlSystemGetDriverVersion(char*d,unsigned n){return cp(d,n,"580.95.05");} int
+nvmlSystemGetCudaDriverVersion(int*v){*v=12080;return 0;} int nvmlDeviceGetCount_v2(unsigned*c){*c=2;return 0;} int
+nvmlDeviceGetHandleByIndex_v2(unsigned i,void**h){*h=(void*)(long)(i+1);return i==1?15:0;} int
+nvmlDeviceGetName(void*h,char*d,unsigned n){return cp(d,n,"NVIDIA H100 80GB HBM3");} int
+nvmlDeviceGetUUID(void*h,char*d,unsigned n){return cp(d,n,"GPU-0");} int
+nvmlDeviceGetMemoryInfo(void*h,mem*m){m->total=80ull<<30;m->used=3ull<<30;m->free=77ull<<30;return 0;} int
+nvmlDeviceGetCudaComputeCapability(void*h,int*a,int*b){*a=9;*b=0;return 0;} int
+nvmlDeviceGetComputeRunningProcesses_v3(void*h,unsigned*n,proc*p){*n=1;p[0].pid=PID;p[0].used=2ull<<30;return 0;}
 """
 
 
@@ -55,7 +52,8 @@ def test_a_section_that_hangs_or_breaks_costs_the_others_nothing() -> None:
 
 
 def test_build_info_is_read_and_not_run() -> None:
-    text = "import collections\nbuild_info = collections.OrderedDict([('is_cuda_build', True), ('cuda_version', '12.5.1')])\n"
+    told = "collections.OrderedDict([('is_cuda_build', True), ('cuda_version', '12.5.1')])"
+    text = f"import collections\nbuild_info = {told}\n"
     assert probe._assigned(ast.parse(text), "build_info") == {"is_cuda_build": True, "cuda_version": "12.5.1"}
     assert probe._assigned(ast.parse("build_info = {'a': boom()}"), "build_info") == {}
     assert probe._assigned(ast.parse(""), "build_info") == {}

@@ -1,5 +1,6 @@
 """The text that is sent, run by a real interpreter over a real pipe; and a survey of hosts that are this computer."""
 
+import ast
 import sys
 import time
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from muster.check import serve
 from muster.check.channel import ChannelBroken, Pipe, local_argv, ssh_argv
 from muster.check.findings import Wanted
@@ -80,3 +82,16 @@ def test_a_host_that_hangs_costs_its_own_answers_only() -> None:
         ("error", "b", "ssh silent"),
         ("unknown", "b", "not asked"),
     ]
+
+
+def test_what_is_sent_is_written_for_python_3_8() -> None:
+    for name in ("probe", "pairs", "serve"):
+        source = Path(serve.__file__).with_name(f"{name}.py").read_text()
+        ast.parse(source, feature_version=(3, 8))
+        imported = {
+            alias.name.partition(".")[0]
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in ([ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else node.names)
+        }
+        assert imported <= set(sys.stdlib_module_names) | {"muster"}

@@ -1,6 +1,7 @@
 """What ssh says, word for word as OpenSSH 9.2 said it, and what we make of it."""
 
 import pytest
+
 from muster.check.unreachable import ssh_verdict
 
 AT = "@" * 59 + "\n"
@@ -39,7 +40,8 @@ SAID = [
     ("ssh: connect to host 10.99.0.1 port 22: Network is unreachable\n", 255, "no route", "10.99.0.1"),
     ("ssh: connect to host gpu-b port 22: No route to host\n", 255, "no route", "No route"),
     (
-        "No ED25519 host key is known for gpu-b and you have requested strict checking.\nHost key verification failed.\n",
+        "No ED25519 host key is known for gpu-b and you have requested strict checking.\n"
+        "Host key verification failed.\n",
         255,
         "key unknown",
         "No ED25519 host key is known for gpu-b",

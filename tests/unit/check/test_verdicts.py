@@ -1,4 +1,5 @@
-"""From recorded facts to rows. The healthy cluster gives none; each test spoils one thing and reads what is said of it."""
+"""From recorded facts to rows. The healthy cluster gives none; each test spoils one thing and reads what is said of
+it."""
 
 import copy
 from collections.abc import Callable
@@ -6,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from muster.check.findings import Finding, Job, Limit, Wanted, odd, usual
 from muster.check.fitness import offset
 from muster.check.verdicts import judge
