@@ -12,7 +12,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from muster.ps import loop, wire
+from muster.ps import loop, tls, wire
 from muster.ps.client import Client
 from muster.ps.link import Identity, Place
 
@@ -32,6 +32,7 @@ class Fleet:
         seat = "127.0.0.2" if tcp else "127.0.0.1"
         seats = {"ps": [f"127.0.0.1:{port}" for port in self.ports], "worker": [f"{seat}:{i}" for i in range(workers)]}
         self.cluster = {"cluster": seats, "chief": "worker/0", "engine": "muster", "mode": "async", **settings}
+        self.papers: dict[str, dict[str, str]] = {}  # certificates by task, for TLS
         self.processes: list[subprocess.Popen[bytes]] = []
         self.agents: list[socket.socket] = []
         self.clients: list[Client] = []
@@ -58,7 +59,8 @@ class Fleet:
         env = {**self.env(task), "MUSTER_FD": str(theirs.fileno())}
         process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
         theirs.close()
-        ours.sendall(json.dumps({"kind": "Hello", "secret": self.secret.hex()}).encode() + b"\n")
+        hello = {"kind": "Hello", "secret": self.secret.hex(), "tls": self.papers.get(task)}
+        ours.sendall(json.dumps(hello).encode() + b"\n")
         return process, ours
 
     def places(self) -> list[Place]:
@@ -68,7 +70,9 @@ class Fleet:
 
     def client(self, worker: int, attempt: int = 1, **settings: Any) -> Client:
         task = f"worker/{worker}"
-        who = Identity(task, attempt, os.urandom(16), wire.task_key(self.secret, task))
+        shown = self.papers.get(task)
+        certificate = tls.context(shown, server=False) if shown else None
+        who = Identity(task, attempt, os.urandom(16), wire.task_key(self.secret, task), certificate)
         client = Client(self.places(), who, chief=worker == 0, **{"patience": 5.0, **settings})
         self.clients.append(client)
         return client

@@ -167,9 +167,7 @@ def client(env: Mapping[str, str], secret: bytes, notice: Callable[[str], None] 
     return _client(env, wire.task_key(secret, env["MUSTER_TASK"]), None, notice)
 
 
-def _client(
-    env: Mapping[str, str], key: bytes, tls: ssl.SSLContext | None, notice: Callable[[str], None]
-) -> Client:
+def _client(env: Mapping[str, str], key: bytes, tls: ssl.SSLContext | None, notice: Callable[[str], None]) -> Client:
     told, task = json.loads(env["MUSTER_CLUSTER"]), env["MUSTER_TASK"]
     who = Identity(task, int(env.get("MUSTER_ATTEMPT", "1")), os.urandom(16), key, tls)
     chief = told.get("chief", "worker/0")

@@ -91,7 +91,7 @@ class Link:
             try:
                 self._dial_once()
                 return
-            except WireError as error:
+            except (WireError, ssl.SSLCertVerificationError) as error:
                 raise self._failed(f"{self.place.name} refused {self.who.task}", str(error)) from None
             except OSError as error:
                 if clock() >= until:
