@@ -289,7 +289,16 @@ def _say(placed: list[Seat], run: Run, chief: str, facts: Mapping[str, Facts]) -
         yield f"{counts['worker']} workers on {counts['ps']} ps: the ps may be the bottleneck; one for four is usual"
     if run.mode == "sync" and run.spare:
         yield f"sync with spare = {run.spare}: up to {run.spare} gradient(s) a round come late and are dropped"
-    for name in dict.fromkeys(seat.host.name for seat in placed):
+    gpus = sum(len(seat.gpus) for seat in placed)
+    if gpus > 1 and run.kind != "mwms":
+        yield (
+            f"{gpus} GPUs: for a dense model all-reduce (--kind mwms) moves less than parameter servers do; "
+            "these are for large embeddings, async training, and machines that come and go"
+        )
+    names = dict.fromkeys(seat.host.name for seat in placed)
+    if run.engine == "tensorflow" and len({seat.host.address for seat in placed}) > 1:
+        yield "TensorFlow's ports take any graph from anybody who reaches them: keep this network closed"
+    for name in names if run.engine == "tensorflow" else ():
         known = facts.get(name, Facts())
         if known.proxies:
             yield (

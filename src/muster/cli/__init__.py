@@ -18,6 +18,7 @@ VERBS = {
     "logs": "what the tasks of a run printed",
     "attach": "show a run that goes on without a terminal",
     "stop": "end a run cleanly",
+    "fetch": "bring logs and files of a run back from its hosts",
 }
 
 

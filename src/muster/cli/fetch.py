@@ -1,0 +1,40 @@
+"""muster fetch"""
+
+from pathlib import Path
+
+import click
+
+from muster.cli.options import cluster_option
+
+
+@click.command("fetch")
+@cluster_option
+@click.argument("run", default="")
+@click.argument("paths", nargs=-1)
+@click.option(
+    "--to", type=click.Path(path_type=Path), help="the folder to bring them to (default: one named as the run)"
+)
+def command(file: Path | None, run: str, paths: tuple[str, ...], to: Path | None) -> int:
+    """Bring logs, and files of the hosts, back: PATHS (default: the checkpoint folder) of RUN, one folder a host."""
+    import shutil
+
+    from muster.cli.options import find_cluster
+    from muster.cluster import Cluster
+    from muster.journal import find
+    from muster.launch.fetch import fetch_host
+
+    folder = find(run)
+    plan = folder.plan()
+    to = to or Path(folder.id)
+    wanted = list(paths) or ([plan.run.checkpoints] if plan.run.checkpoints else [])
+    shutil.copytree(folder.logs, to / "logs", dirs_exist_ok=True)
+    print(f"{sum(1 for _ in (to / 'logs').iterdir())} logs in {to / 'logs'}")
+    cluster = (
+        find_cluster(file or (Path(plan.source) if plan.source else None), {})[0]
+        if plan.launcher != "local"
+        else Cluster()
+    )
+    for host in plan.hosts if wanted else ():
+        count = fetch_host(cluster, host, wanted, to / host.name)
+        print(f"{count} file(s) of {host.name} in {to / host.name}")
+    return 0
