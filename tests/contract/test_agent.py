@@ -389,6 +389,20 @@ def test_a_port_that_is_taken_after_the_start_is_named_too(here):
     assert here.of(PortTaken)[0].pid == os.getpid()
 
 
+def test_a_task_that_ends_at_once_since_its_port_is_taken_is_told_of_the_holder(here):
+    """NW-10: however fast, and before the end is told."""
+    port = free_port()
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", port))  # not listening yet when the agent looks
+        task = here.program(TALK + "file = pipe.makefile(); file.readline(), file.readline(); os._exit(1)", port=port)
+        here.until(lambda: here.of(Spawned))
+        held.listen()
+        here.launcher.release(task)
+        assert here.exit_of("worker/0").code == 1
+    assert [type(n) for n in here.of((Spawned, PortTaken, Exited))] == [Spawned, PortTaken, Exited]
+    assert here.of(PortTaken)[0].pid == os.getpid()
+
+
 def test_a_port_held_by_a_task_of_a_run_says_which(here):
     """N12, NW-09: our own old job."""
     port = free_port()

@@ -116,7 +116,10 @@ def test_eight_tasks_that_print_long_lines_and_bars_never_share_a_line(tmp_path)
 def test_hidden_lines_are_counted():
     watcher, file = screen()
     watcher.output(Output("worker/0", 1, b"x\n" * 5000))
-    assert 2000 <= file.getvalue().count("| x") < 5000
+    shown = file.getvalue().count("| x")
+    assert 2000 <= shown < 5000
+    watcher.close()
+    assert f"... {5000 - shown:,} lines not shown; the log has them" in file.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,8 @@ class Agent:
         if code == -signal.SIGKILL:
             now = _oom_kills()
             oom, self.ooms = now > self.ooms, now
+        if code and not swept and not task.listening:
+            self._look_for_holder(task)  # it may have failed to bind its port before we had looked at it
         self.say(
             "Exited",
             task,
@@ -441,9 +443,13 @@ class Agent:
             if any(_holds(pid, mine) for pid in _session(task.pid)):
                 task.listening = True
                 self.say("Listening", task, port=task.port)
-            elif not task.taken and (holder := port_holder(task.port)) is not None:
-                task.taken = True
-                self.say("PortTaken", task, port=task.port, pid=holder[0], holder=holder[1])
+            else:
+                self._look_for_holder(task)
+
+    def _look_for_holder(self, task: Task) -> None:
+        if task.port and not task.taken and (holder := port_holder(task.port)) is not None:
+            task.taken = True
+            self.say("PortTaken", task, port=task.port, pid=holder[0], holder=holder[1])
 
     # --- leaving nothing behind
 

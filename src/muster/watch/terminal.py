@@ -196,6 +196,9 @@ class Screen:
         for task, lines in self._lines.items():
             for line in lines.rest():
                 self._line(task, line)
+        for task, budget in self._budgets.items():
+            if budget.hidden:
+                self._print(task, f"... {budget.hidden:,} lines not shown; the log has them", "dim")
 
 
 CHATTER = re.compile(
