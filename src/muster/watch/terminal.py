@@ -43,7 +43,7 @@ class Screen:
         self._rates: deque[tuple[float, int]] = deque()
         self._drawn = -1.0
         self._setback_count = 0
-        self._waiting: dict[tuple[str, ...], float] = {}
+        self._waits_due = 0.0
         self._live: Live | None = None
         if console.is_terminal and not only:
             self._live = Live(
@@ -133,9 +133,9 @@ class Screen:
             self._plain(state, now, waiting)
 
     def _plain(self, state: State, now: float, waiting: Sequence[Wait]) -> None:
-        for wait in waiting:
-            if now - self._waiting.get(wait.whom, -1e9) >= 10.0:
-                self._waiting[wait.whom] = now
+        if waiting and now >= self._waits_due:
+            self._waits_due = now + PLAIN_EVERY
+            for wait in waiting[:3]:
                 self.note(wait.text(now))
         if state.low >= 0 and now - self._drawn >= PLAIN_EVERY:
             self._drawn = now
