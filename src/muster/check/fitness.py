@@ -386,6 +386,11 @@ def ports(view: View) -> Iterator[Finding]:
             entry = told.get(str(port))
             if entry and not entry["free"]:
                 yield _taken(view, host, task, port, entry)
+            elif entry and entry.get("ephemeral"):
+                because = "any outgoing connection may be given it between now and the start"
+                try_ = 'ports = "20000-20999", or what lies below the first number of net.ipv4.ip_local_port_range'
+                what = f"port {port} of {task} is free by luck"
+                yield Finding("warning", host, what, because, try_, kind="ephemeral port")
 
 
 def _taken(view: View, host: str, task: str, port: int, entry: Mapping[str, Any]) -> Finding:

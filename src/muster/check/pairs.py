@@ -19,6 +19,7 @@ seen enough, and the sender then drops the connection with its buffers, so that 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import selectors
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from muster.check import probe
 
 if TYPE_CHECKING:  # names for readers and for mypy; Python 3.8 could not make them
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Request = dict[str, Any]
     Answer = dict[str, Any]
@@ -41,6 +42,7 @@ LANES, WINDOW, PINGS, SEGMENTS = 8, 8, 200, 1000
 QUERY = b"?".ljust(MESSAGE)  # asks an echo for its own TCP_INFO
 CONNECT = 3.0  # seconds for a connection: a lost first packet is sent again after 1 s
 PATIENCE = 6.0  # seconds that a connection may be idle
+GUESTS = 256  # connections at a time: strangers who hold one open cost a thread for a few seconds each
 GRACE = 1.0  # seconds that what is under way when time is up may still take
 SYN_RECV = "03"
 
@@ -58,6 +60,7 @@ class Listener:
         self.errors: dict[str, str] = {}
         self.ports = {port for _, port in ports}
         self._socks: list[Socket] = []
+        self._room = threading.Semaphore(GUESTS)
         for address, port in ports:
             found = probe.resolve(address)
             if isinstance(found, str):
@@ -86,10 +89,13 @@ class Listener:
                 peer, _ = sock.accept()
             except OSError:  # closed: the check is over
                 return
-            threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+            if self._room.acquire(blocking=False):
+                threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+            else:
+                peer.close()
 
     def _answer(self, peer: Socket) -> None:
-        with peer:
+        with self._leaving(), peer:
             peer.settimeout(PATIENCE)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
@@ -100,6 +106,13 @@ class Listener:
                 MODES[mode](peer, min(float(seconds), 2.0))
             except (OSError, ValueError):  # a stranger, or a peer that has its figure and went away
                 return
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._room.release()
 
     def spare(self, towards: str) -> Answer:
         """One more port, at the address from which this host sends to ``towards``: for a host that is only ever the one

@@ -6,6 +6,7 @@ because of its own check.
 """
 
 import json
+import random
 import secrets
 import threading
 import time
@@ -107,7 +108,7 @@ class _Round:
                 busy = ssh_verdict(broken.stderr, broken.returncode).kind == "busy sshd"
                 if not busy or pause is None or self._left() < pause:
                     return
-                time.sleep(pause)
+                time.sleep(pause * random.uniform(0.5, 1.5))  # or all who were refused come back together
             else:
                 self.facts[w.host] = {**facts, "asked": [sent, time.time()]}
                 self.channels[w.host] = channel
@@ -286,7 +287,9 @@ def _there(told: Any) -> bool:
 def _reach(need: Need, answer: dict[str, Any] | None) -> Reach:
     if answer is None or answer.get("late") or answer.get("broken"):
         return Reach(need, "late", str((answer or {}).get("broken", "")))
-    return Reach(need, answer["outcome"], answer.get("because", ""))
+    tried = answer.get("tried", {})
+    told = ", ".join(f"{where} {outcome}" for where, outcome in tried.items()) if len(tried) > 1 else ""
+    return Reach(need, answer["outcome"], answer.get("because") or told)
 
 
 def _measured(need: Need, answer: dict[str, Any]) -> Link:

@@ -56,6 +56,18 @@ def test_strangers_get_nothing(listener: pairs.Listener) -> None:
     assert pairs.knock("127.0.0.1", port_of(listener), TOKEN, 1.0)["outcome"] == "ok"
 
 
+def test_a_crowd_of_strangers_is_turned_away(listener: pairs.Listener) -> None:
+    address = ("127.0.0.1", port_of(listener))
+    crowd = [socket.create_connection(address, 2) for _ in range(pairs.GUESTS + 20)]
+    crowd[-1].settimeout(2)
+    assert crowd[-1].recv(1) == b"", "hung up on at once"
+    for stranger in crowd:
+        stranger.close()
+    until = time.monotonic() + 5
+    while pairs.knock(*address, TOKEN, 1.0)["outcome"] != "ok":
+        assert time.monotonic() < until
+
+
 def test_measure_counts_pings_segments_and_bits(listener: pairs.Listener) -> None:
     began = time.monotonic()
     told = pairs.measure({"address": "127.0.0.1", "port": port_of(listener)}, TOKEN, 8.0)

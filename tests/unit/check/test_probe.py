@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -16,17 +17,22 @@ import pytest
 
 from muster.check import probe
 
-STUB = r""" #include <stdio.h> #include <string.h> typedef struct{unsigned long long total,free,used;} mem; typedef
-struct{unsigned pid;unsigned long long used;unsigned gi,ci;} proc; int nvmlInit_v2(void){return 0;} int
-nvmlShutdown(void){return 0;} static int cp(char*d,unsigned n,const char*s){snprintf(d,n,"%s",s);return 0;} int
-nvmlSystemGetDriverVersion(char*d,unsigned n){return cp(d,n,"580.95.05");} int
-nvmlSystemGetCudaDriverVersion(int*v){*v=12080;return 0;} int nvmlDeviceGetCount_v2(unsigned*c){*c=2;return 0;} int
-nvmlDeviceGetHandleByIndex_v2(unsigned i,void**h){*h=(void*)(long)(i+1);return i==1?15:0;} int
-nvmlDeviceGetName(void*h,char*d,unsigned n){return cp(d,n,"NVIDIA H100 80GB HBM3");} int
-nvmlDeviceGetUUID(void*h,char*d,unsigned n){return cp(d,n,"GPU-0");} int
-nvmlDeviceGetMemoryInfo(void*h,mem*m){m->total=80ull<<30;m->used=3ull<<30;m->free=77ull<<30;return 0;} int
-nvmlDeviceGetCudaComputeCapability(void*h,int*a,int*b){*a=9;*b=0;return 0;} int
-nvmlDeviceGetComputeRunningProcesses_v3(void*h,unsigned*n,proc*p){*n=1;p[0].pid=PID;p[0].used=2ull<<30;return 0;}
+STUB = r"""
+#include <stdio.h>
+#include <string.h>
+typedef struct{unsigned long long total,free,used;} mem;
+typedef struct{unsigned pid;unsigned long long used;unsigned gi,ci;} proc;
+int nvmlInit_v2(void){return 0;} int nvmlShutdown(void){return 0;}
+static int cp(char*d,unsigned n,const char*s){snprintf(d,n,"%s",s);return 0;}
+int nvmlSystemGetDriverVersion(char*d,unsigned n){return cp(d,n,"580.95.05");}
+int nvmlSystemGetCudaDriverVersion(int*v){*v=12080;return 0;}
+int nvmlDeviceGetCount_v2(unsigned*c){*c=2;return 0;}
+int nvmlDeviceGetHandleByIndex_v2(unsigned i,void**h){*h=(void*)(long)(i+1);return i==1?15:0;}
+int nvmlDeviceGetName(void*h,char*d,unsigned n){return cp(d,n,"NVIDIA H100 80GB HBM3");}
+int nvmlDeviceGetUUID(void*h,char*d,unsigned n){return cp(d,n,"GPU-0");}
+int nvmlDeviceGetMemoryInfo(void*h,mem*m){m->total=80ull<<30;m->used=3ull<<30;m->free=77ull<<30;return 0;}
+int nvmlDeviceGetCudaComputeCapability(void*h,int*a,int*b){*a=9;*b=0;return 0;}
+int nvmlDeviceGetComputeRunningProcesses_v3(void*h,unsigned*n,proc*p){*n=1;p[0].pid=PID;p[0].used=2ull<<30;return 0;}
 """
 
 
@@ -90,8 +96,9 @@ def test_a_process_of_ours_names_its_run() -> None:
     child = subprocess.Popen(["sleep", "30"], env=environ)
     try:
         until = time.monotonic() + 5
-        while (told := probe.process(child.pid))["run"] != "r7" and time.monotonic() < until:
-            time.sleep(0.005)
+        while (told := probe.process(child.pid))["command"] != "sleep 30" and time.monotonic() < until:
+            time.sleep(0.005)  # it is still our copy, on its way to becoming sleep
+        told = probe.process(child.pid)
         assert (told["run"], told["task"], told["command"]) == ("r7", "ps/0", "sleep 30")
     finally:
         child.kill()
@@ -134,8 +141,9 @@ def test_gpus_by_nvml(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", str(library), str(source)], check=True)
     program = "import json; from muster.check import probe; print(json.dumps(probe.gpus({})))"
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    told = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, check=True).stdout
-    gpus = __import__("json").loads(told)
+    told = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    gpus = json.loads(told.stdout)
     first, lost = gpus["devices"]
     assert (gpus["source"], gpus["driver"], gpus["cuda"]) == ("nvml", "580.95.05", "12.8")
     assert (first["name"], first["total"], first["used"]) == ("NVIDIA H100 80GB HBM3", 80 << 30, 3 << 30)

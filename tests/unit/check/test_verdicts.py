@@ -321,6 +321,10 @@ def test_an_address_that_the_host_does_not_have_and_a_port_of_roots() -> None:
     one(spoiled(held({}, "EACCES")), "port")
 
 
+def test_a_port_that_outgoing_connections_may_take() -> None:
+    one(spoiled(lambda facts: facts["ports"]["2222"].update(ephemeral=True)), "ephemeral port", "warning")
+
+
 # --- files
 
 
