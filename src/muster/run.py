@@ -44,10 +44,18 @@ def find_script(words: Sequence[str], here: bool = True) -> Script:
 
     ``here=False``: it lies on the hosts, which are asked for it before anything starts.
     """
+    for word in words:
+        if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise Refused(
+                f"{os.fsencode(word)!r} is not UTF-8",
+                at="command line",
+                because="plan and journal are, so it would not reach the tasks as it is",
+                try_="another name, or a file that holds the bytes",
+            )
     path = Path(words[0])
     if not here:
         return Script(words[0], tuple(words[1:]))
-    if not path.exists():
+    if not os.path.exists(path):  # false, where Path.exists would raise, for a name that is too long
         folder = path.parent if path.parent.is_dir() else Path(".")
         near = [p.name for p in folder.glob("*.py")][:8]
         raise Refused(

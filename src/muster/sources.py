@@ -181,7 +181,7 @@ def from_host_file(text: str, where: str = "host file") -> Found:
         hosts.append(host)
     if not hosts:
         raise Refused("the host file names no host", at=where, try_="one line a machine: gpu1 slots=4")
-    return Found({"hosts": hosts})
+    return Found({"launcher": "ssh", "hosts": hosts})
 
 
 def to_toml(raw: dict[str, Any]) -> str:

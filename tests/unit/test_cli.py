@@ -6,6 +6,7 @@ import pytest
 import tomllib
 
 from muster.cli import main
+from muster.cluster import load
 
 
 @pytest.fixture
@@ -89,6 +90,7 @@ def test_the_address_of_another_machine_is_refused(muster, seats, named):
         ("nul.py", b"x = 1\0\n", 0o600, ["nul.py is not valid Python"]),
         ("latin.py", b"x = '\xff'\n", 0o600, ["latin.py is not valid Python"]),
         ("n" * 300 + ".py", None, 0, ["there is no script"]),
+        ("\udcff.py", None, 0, ["b'\\xff.py' is not UTF-8"]),
     ],
 )
 def test_a_script_that_cannot_run_is_named_once(muster, tmp_path, name, content, mode, named):
@@ -119,7 +121,7 @@ def test_a_run_without_a_script_is_refused(muster):
     [
         (["rnu"], "muster run"),
         (["train.py"], "muster run train.py"),
-        (["xyzzy"], "one of: init, plan, run"),
+        (["xyzzy"], "one of: init, "),
         (["status"], "there is no run yet"),
         (["logs", "worker/0"], "there is no run yet"),
         (["stop"], "there is no run yet"),
@@ -251,3 +253,18 @@ def test_init_makes_a_file_of_a_host_file(muster, tmp_path):
     (tmp_path / "hosts").write_text("\n# old\ngpu1 slots=4 # rack 2\r\n")
     assert muster("init", "--from", "hosts")[0] == 0
     assert tomllib.loads((tmp_path / "cluster.toml").read_text())["hosts"] == [{"name": "gpu1", "slots": 4}]
+
+
+@pytest.mark.parametrize("count", [2, 200])
+def test_init_makes_a_file_of_many_hosts(muster, tmp_path, count):
+    """CD-19: order kept; the file that it writes can be read."""
+    (tmp_path / "hosts").write_text("".join(f"node{n:03} slots=8\n" for n in range(count)))
+    assert muster("init", "--from", "hosts")[0] == 0
+    hosts = load(tmp_path / "cluster.toml").hosts
+    assert [(host.name, host.slots) for host in hosts] == [(f"node{n:03}", 8) for n in range(count)]
+
+
+def test_an_argument_that_is_not_utf_8_is_refused_in_words(muster):
+    """B4."""
+    code, _, err = muster("run", "train.py", "ok", "a\udcff")
+    assert code == 2 and "b'a\\xff' is not UTF-8" in err

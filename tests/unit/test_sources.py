@@ -118,7 +118,7 @@ def test_a_master_is_taken_as_chief_with_a_warning():
 )
 def test_a_host_file_may_hold_blanks_comments_tabs_and_other_line_ends(text, hosts):
     """CD-18, CD-19."""
-    assert from_host_file(text).raw == {"hosts": hosts}
+    assert from_host_file(text).raw == {"launcher": "ssh", "hosts": hosts}
 
 
 @pytest.mark.parametrize(
