@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,13 @@ def home(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[str, ...]]:
+@cache
+def imports(path: Path) -> list[tuple[str, ...]]:
     """Every import anywhere in a module, as the parts of an absolute name: ("muster", "plan")."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, ...]]:
     package = ("muster", *path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
