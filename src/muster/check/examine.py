@@ -38,6 +38,7 @@ def _wanted(plan: Plan, host: Host, tasks: list[Task]) -> Wanted:
 
 
 def job(plan: Plan, parameters: int = 1_000_000) -> Job:
+    assert plan.run.engine and plan.run.kind, "a plan is settled"
     return Job(engine=plan.run.engine, kind=plan.run.kind, parameters=parameters)
 
 

@@ -50,6 +50,11 @@ class View:
         told = {host: self.facts[host].get(name) for host in hosts}
         return {host: value for host, value in told.items() if value and not {"late", "broken"} & set(value)}
 
+    def packages(self, host: str) -> Mapping[str, str] | None:
+        """What is installed there, which may be nothing; None where it is not known."""
+        told = self.facts[host].get("packages")
+        return None if not isinstance(told, Mapping) or {"late", "broken"} & set(told) else told
+
     @cached_property
     def pythons(self) -> dict[str, tuple[int, ...]]:
         return {host: numbers(told["version"])[:2] for host, told in self.section("python").items()}
@@ -66,7 +71,7 @@ class View:
 
     def tensorflow(self, host: str) -> str:
         """Distribution and version, as in "tensorflow-cpu 2.21.0"; "" for none."""
-        packages = self.facts[host].get("packages") or {}
+        packages = self.packages(host) or {}
         found = [f"{name} {packages[name]}" for name in TENSORFLOWS if name in packages]
         return found[0] if found else ""
 

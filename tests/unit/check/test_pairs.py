@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +46,18 @@ def test_reached_refused_and_nameless(listener: pairs.Listener) -> None:
 def test_a_stranger_behind_the_port_is_not_taken_for_ours() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert pairs.knock("127.0.0.1", server.getsockname()[1], TOKEN, 0.1)["outcome"] == "timeout"
+
+
+def test_a_stranger_that_talks_is_named_as_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def talk() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.sendall(b"220 mail.example.com ready to serve you\r\n")
+
+        threading.Thread(target=talk, daemon=True).start()
+        assert pairs.knock("127.0.0.1", server.getsockname()[1], TOKEN, 2.0)["outcome"] == "wrong"
 
 
 def test_strangers_get_nothing(listener: pairs.Listener) -> None:

@@ -87,6 +87,16 @@ def test_a_port_is_free_or_its_holder_is_known() -> None:
     assert probe.ports({"ports": [["ps/0", "127.0.0.1", port]]})[str(port)]["free"]
 
 
+def test_a_port_that_is_held_for_ipv6_only_is_taken_all_the_same() -> None:
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with server:
+        told = probe.ports({"ports": [["ps/0", "127.0.0.1", server.getsockname()[1]]]})
+    assert [(row["free"], row["error"], row["holder"]["pid"]) for row in told.values()] == [(False, "", os.getpid())]
+
+
 def test_an_address_of_another_machine_cannot_be_bound() -> None:
     assert probe.ports({"ports": [["ps/0", "192.0.2.1", 20999]]})["20999"]["error"] == "EADDRNOTAVAIL"
 

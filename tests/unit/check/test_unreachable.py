@@ -64,6 +64,7 @@ SAID = [
         "no python",
         "exec",
     ),
+    ("Traceback ...\nConnectionRefusedError: Connection refused\n", 1, "broken", "Connection refused"),
     ("Fatal Python error: init_fs_encoding\n", 1, "broken", "init_fs_encoding"),
     ("something new\n", 255, "unknown", "something new"),
     ("", 255, "unknown", "said nothing"),

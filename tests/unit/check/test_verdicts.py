@@ -125,6 +125,10 @@ def test_another_python_is_one_row_and_not_one_per_missing_package() -> None:
     assert "/usr/bin/python3 is 3.12.1 without TensorFlow" in finding.because
     assert "gpu-a and gpu-c: 3.11.7 with tensorflow 2.21.0" in finding.because
     assert "/opt/venv/bin/python" in finding.try_
+    one(
+        spoiled(lambda facts: (wrong_python("3.12.1")(facts), facts.update(packages={"tensorflow": "2.16.1"}))),
+        "python",
+    )
 
 
 def test_a_python_that_is_too_old_answers_little_and_still_gives_its_row() -> None:
@@ -168,10 +172,13 @@ def test_no_tensorflow_matters_only_where_something_trains() -> None:
     assert "pip install tensorflow==2.21.0" in one(spoiled(spoil), "tensorflow").try_
     assert spoiled(spoil, "gpu-a", Job()) == []
     one(spoiled(spoil, "gpu-a", TENSORFLOW), "tensorflow", host="gpu-a")
+    one(spoiled(lambda facts: facts.update(packages={}, build={})), "tensorflow")
+    one(spoiled(lambda facts: facts.update(packages={"late": True}, build={})), "late packages", "unknown")
 
 
 def test_a_ps_of_ours_needs_numpy() -> None:
     one(spoiled(lambda facts: facts["packages"].pop("numpy"), "gpu-a", Job()), "numpy", host="gpu-a")
+    one(spoiled(lambda facts: facts.update(packages={}, build={}), "gpu-a", Job()), "numpy", host="gpu-a")
 
 
 @pytest.mark.parametrize(
