@@ -23,7 +23,7 @@ $(VENV)/.ready: requirements.lock.txt pyproject.toml
 	@touch $@
 
 demo: setup
-	$(BIN)/muster run examples/mnist_v1.py
+	$(BIN)/muster run examples/mnist.py
 
 test: setup
 	$(BIN)/python -m pytest

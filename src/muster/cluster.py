@@ -54,13 +54,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_worker: Annotated[Count | None, Meta(description="GPUs of each worker; by default shared out evenly")] = (
         None
     )
-    engine: Annotated[Literal["tensorflow", "muster"], Meta(description="whose parameter servers")] = "tensorflow"
+    engine: Annotated[
+        Literal["muster", "tensorflow"] | None,
+        Meta(description="whose parameter servers (muster; tensorflow where kind, tf1 or role_flags is given)"),
+    ] = None
     kind: Annotated[
-        Literal["v1", "pss", "mwms"],
-        Meta(
-            description="what a tensorflow script is: v1 session, ParameterServerStrategy, MultiWorkerMirroredStrategy"
-        ),
-    ] = "v1"
+        Literal["v1", "pss", "mwms"] | None,
+        Meta(description="a tensorflow script's: v1 session, ParameterServerStrategy, MultiWorkerMirroredStrategy"),
+    ] = None
     tf1: Annotated[bool, Meta(description="run a TensorFlow 1 script verbatim (tensorflow engine, v1, role flags)")] = (
         False
     )
@@ -370,8 +371,22 @@ def _no_twins(hosts: tuple[Host, ...], source: Source) -> None:
         names[host.name] = places[place] = n
 
 
-def check_run(run: Run, source: Source) -> list[str]:
+def settled(run: Run) -> Run:
+    """``run`` with engine and kind decided: what speaks of a TensorFlow script asks for TensorFlow's engine."""
+    asks = run.kind is not None or run.tf1 or run.role_flags
+    engine = run.engine or ("tensorflow" if asks else "muster")
+    return msgspec.structs.replace(run, engine=engine, kind=run.kind or "v1", role_flags=run.role_flags or run.tf1)
+
+
+def check_run(given: Run, source: Source) -> list[str]:
     """What a type cannot say about [run]. Raises Refused; returns warnings."""
+    run = settled(given)
+    if run.engine == "muster" and given.kind is not None:
+        raise Refused(
+            f"kind {given.kind} goes with the tensorflow engine", at=source.at("run.kind"),
+            because="over Muster's own parameter servers there is one kind of script: muster.fit or muster.connect",
+            try_="drop engine, or drop kind",
+        )  # fmt: skip
     warnings: list[str] = []
     port_range(run.ports, source.at("run.ports"))
     if isinstance(run.chief, list) and len(run.chief) > 1:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from muster.addresses import Address, is_loopback, key
-from muster.cluster import Cluster, Host, Run, port_range, seats
+from muster.cluster import Cluster, Host, Run, port_range, seats, settled
 from muster.errors import Refused
 
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")  # gRPC reads the lower-case names, for localhost too
@@ -101,7 +101,7 @@ def make_plan(
 ) -> Plan:
     """Places the tasks of ``script`` on ``cluster``. Raises Refused where they do not fit."""
     facts = facts or {}
-    run = cluster.run
+    run = settled(cluster.run)
     notes: list[str] = [*cluster.warnings]
     hosts = list(cluster.hosts)
     exact = any(seats(run, job) for job in ("ps", "workers", "chief"))

@@ -197,7 +197,7 @@ def _open_barrier(state: State, now: float, plan: Plan) -> Iterator[Action]:
 
 def spread(task: Task, plan: Plan) -> str:
     """How far a failure of ``task`` spreads: ``alone`` or ``everyone``."""
-    kind = plan.run.kind if plan.run.engine == "tensorflow" else "muster"
+    kind = plan.run.kind or "v1" if plan.run.engine == "tensorflow" else "muster"
     role = "chief" if task.id == plan.chief and kind != "muster" else task.role
     return SPREADS[kind, role]
 

@@ -53,7 +53,7 @@ class Tried:
     def __init__(self, kind: str, stubborn: bool = False) -> None:
         self.kind = kind
         self.does: dict[tuple[str, int], str] = {}
-        self.tasks = make_plan(Cluster(run=Run(ps=1, workers=2)), Script("x"), "/").tasks
+        self.tasks = make_plan(Cluster(run=Run(engine="tensorflow", ps=1, workers=2)), Script("x"), "/").tasks
         self.news: list[Event | Output] = []
         self.launcher: Launcher
         if kind == "fake":

@@ -86,7 +86,7 @@ class Launch:
         self.out, self.err = folder / "stdout", folder / "stderr"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "muster", "run", *args],
+                [sys.executable, "-m", "muster", "run", "--engine", "tensorflow", *args],
                 cwd=folder,
                 env=env,
                 stdin=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ def make(
     hosts: Iterable[Host] = (), facts: dict[str, Facts] | None = None, launcher: str = "local", **run: Any
 ) -> Plan:
     """A plan on ``hosts`` (by default: one machine) of a run with these settings."""
-    cluster = Cluster(hosts=list(hosts), run=Run(**run), launcher=launcher)
+    cluster = Cluster(hosts=list(hosts), run=Run(**{"engine": "tensorflow", **run}), launcher=launcher)
     return make_plan(cluster, SCRIPT, "/project", facts, python="/usr/bin/python3")
 
 

@@ -167,7 +167,7 @@ def test_the_arguments_of_the_script_are_left_alone(muster):
 
 def test_the_environment_of_one_task_can_be_had_for_a_shell(muster):
     """CD-09: TF_CONFIG is set before Python starts."""
-    code, out, _ = muster("plan", "--env", "worker/1", "train.py", "a b")
+    code, out, _ = muster("plan", "--kind", "v1", "--env", "worker/1", "train.py", "a b")
     assert code == 0 and "export MUSTER_TASK=worker/1" in out and "export TF_CONFIG='{" in out
     assert out.rstrip().endswith("train.py 'a b'")
 
@@ -196,7 +196,7 @@ def test_half_a_slurm_environment_changes_nothing(muster, monkeypatch):
 def test_a_proxy_is_said_and_kept_from_the_cluster(muster, monkeypatch):
     """NW-05."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    _, out, _ = muster("plan", "--json", "train.py")
+    _, out, _ = muster("plan", "--engine", "tensorflow", "--json", "train.py")
     plan = json.loads(out)
     assert "http_proxy is set on here" in " ".join(plan["notes"])
     assert "127.0.0.1" in plan["tasks"]["worker/0"]["env"]["no_proxy"].split(",")

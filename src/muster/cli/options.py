@@ -60,8 +60,6 @@ def find_cluster(file: Path | None, flags: dict[str, Any]) -> tuple[Cluster, str
             raise Refused(f"--{name} takes a number here", at="command line", because=f"{given[name]!r}")
     asked = convert(given, Run, "", FlagSource())
     run = msgspec.structs.replace(cluster.run, **{name: getattr(asked, name) for name in given})
-    if run.tf1:
-        run = msgspec.structs.replace(run, engine=given.get("engine", "tensorflow"), role_flags=True)
     warnings = check_run(run, FlagSource())
     known = [*cluster.warnings, *(w for w in warnings if w not in cluster.warnings and not w.startswith(source.path))]
     return msgspec.structs.replace(cluster, run=run, warnings=tuple(known)), said
