@@ -154,7 +154,7 @@ def test_a_folder_that_is_gone_is_a_failure_that_is_named(here):
 
 
 def test_a_task_hears_the_secret_first_and_go_when_it_is_released(make):
-    here = make(secret="s3cret")
+    here = make(hello=lambda task: {"secret": "s3cret"})
     task = here.program(
         TALK + "file = pipe.makefile(); print(file.readline()); say(kind='Ready'); print(file.readline())"
     )
@@ -324,7 +324,7 @@ def test_a_ctrl_c_while_connecting_is_not_lost():
     news = launcher.wait(launcher.now())
     launcher.close()
     bell.close(), ring.close()
-    assert {type(n) for n in news} == {StopAsked, HostUp}
+    assert StopAsked in {type(n) for n in news}
 
 
 def test_without_a_heartbeat_the_lease_ends_and_everything_with_it(make):

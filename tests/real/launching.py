@@ -199,9 +199,9 @@ class Muster:
         self.script(code, name)
         here = self.folder / f"launch-{len(self.launches)}"
         here.mkdir()
-        base = ["--ps", "1", "--workers", "2", "--ports", f"{self.ports[0]}-{self.ports[-1]}"]
-        if any(":" in option for option in options):
-            base = []
+        base = ["--engine", "tensorflow"]  # whose tasks all run the script, which need not join anything
+        if not any(":" in option for option in options):
+            base += ["--ps", "1", "--workers", "2", "--ports", f"{self.ports[0]}-{self.ports[-1]}"]
         launch = Launch(here, self.env, (*base, *options, f"../{name}", *args))
         self.launches.append(launch)
         return launch
