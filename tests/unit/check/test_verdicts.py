@@ -378,6 +378,14 @@ def test_names_that_do_not_resolve_alike() -> None:
     one(spoiled(means("gpu-a.example.com", {"late": True})), "late names", "unknown")
 
 
+def test_a_loopback_address_is_never_what_a_name_should_mean() -> None:
+    facts = {h: healthy(h) for h in HOSTS[:2]}
+    for told in facts.values():
+        told["nonce"]["read"] = dict.fromkeys(HOSTS[:2], "")
+    facts["gpu-b"]["names"]["found"]["gpu-b.example.com"] = ["127.0.1.1"]  # of the chief, and one against one
+    assert "10.0.0.12 gpu-b.example.com" in one(judge(WANTED[:2], facts), "loopback name").try_
+
+
 def test_own_name_at_a_loopback_address_matters_to_scripts_that_ask_for_it() -> None:
     def spoil(facts: dict[str, Any]) -> None:
         facts["names"]["own"] = "gpu-b"
