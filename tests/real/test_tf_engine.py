@@ -67,6 +67,16 @@ def test_a_session_waits_for_no_other_worker():
     assert result.stdout.splitlines()[-1] == "none waited"
 
 
+def test_a_session_that_the_script_made_itself_is_followed_too(tmp_path):
+    run = by_hand.run(SCRIPTS / "plain_v1.py", tmp_path, roles={"worker": 2}, tf1=True, role_flags=True)
+    assert run.codes == {"worker/0": 0, "worker/1": 0}, run.text("worker/0")
+    for task in run.tasks.values():
+        kinds = [report["kind"] for report in task.reports if report["kind"] != "Said"]
+        assert kinds[0] == "Ready" and set(kinds[1:]) == {"Step"}
+        last = task.of("Step")[-1]
+        assert (last["step"], last["local"]) == (50, 50) and last["loss"] <= 9
+
+
 @pytest.mark.parametrize(
     "line, tells",
     [

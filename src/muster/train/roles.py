@@ -16,7 +16,7 @@ from muster.errors import MusterError, RunFailed
 from muster.train.context import Context
 from muster.train.imports import where, wrap
 from muster.train.report import channel
-from muster.train.steps import watch_sessions
+from muster.train.sessions import watch_sessions
 
 _made: list[str] = []  # strategies of several workers that the script has made
 _first_use: list[str] = []
@@ -113,7 +113,9 @@ def replaced(written: dict[str, dict[int, str]], plan: Addresses, at: str = "") 
             "the script's ClusterSpec and the plan have not the same tasks",
             at=at,
             because=f"script: {_sizes(sizes)}; plan: {_sizes(planned)}",
-            try_="give the run as many as the script has (--ps, --workers, or [run] of the cluster file)",
+            try_="the job master is called chief since TensorFlow 2: rename it in the script"
+            if "master" in sizes
+            else "give the run as many as the script has (--ps, --workers, or [run] of the cluster file)",
         )
     return {job: {index: plan[job][index] for index in tasks} for job, tasks in written.items()}
 

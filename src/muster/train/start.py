@@ -1,7 +1,7 @@
 """``python -m muster.train.start [--tf1] script.py args...`` runs the script as ``python script.py args...`` would.
 
-Two things differ: what happens when the script imports TensorFlow (see ``roles``, ``steps`` and ``tf1``), and that an
-error is told well: the user's own traceback without our frames, or the four rows of a MusterError without any.
+Two things differ: what happens when the script imports TensorFlow (see ``roles``, ``sessions`` and ``tf1``), and that
+an error is told well: the user's own traceback without our frames, or the four rows of a MusterError without any.
 """
 
 import builtins
@@ -106,7 +106,7 @@ def strip(error: BaseException, seen: set[int]) -> None:
 
 
 # What stands between the script and TensorFlow. Frames of ``muster.fit`` stay: the script called that itself.
-BETWEEN = {f"{OURS}/{name}.py" for name in ("start", "imports", "roles", "steps", "tf1", "gone")}
+BETWEEN = {f"{OURS}/{name}.py" for name in ("start", "imports", "roles", "sessions", "steps", "tf1", "gone")}
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:

@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from muster.train.report import EVERY, Channel
-from muster.train.steps import Notes, Progress, ancestors, costs_nothing, follow, trains
+from muster.train.sessions import follow
+from muster.train.steps import Notes, Progress, ancestors, costs_nothing, trains
 
 
 class Op:
@@ -111,20 +112,25 @@ def test_a_run_that_does_not_train_is_neither_touched_nor_counted(pipe):
     progress = Progress(judge, pipe[1], Clock())
     assert progress.before("accuracy") == {}
     progress.after("accuracy", None)
-    progress.close(0)
+    assert progress.local == 0
     with pytest.raises(BlockingIOError):
         pipe[0].recv(1)
 
 
 def test_a_session_without_hooks_gives_its_own_results(pipe):
     class Session:
+        def close(self):
+            pass
+
         def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
             self.ran = fetches
             return (["trained"], {"step": 5, "loss": 0.1}) if isinstance(fetches, tuple) else ["plain"]
 
     session = Session()
-    follow(session, Progress(judge, pipe[1], Clock()))
+    waited = []
+    follow(session, Progress(judge, pipe[1], Clock()), lambda: waited.append(True))
+    assert session.run(["accuracy"]) == ["plain"] and not waited
     assert session.run(["train"]) == ["trained"]
     assert session.ran == (["train"], {"step": "S", "loss": "L"})
     assert session.run(["train"]) == ["plain"] and session.ran == ["train"]
-    assert session.run(["accuracy"]) == ["plain"]
+    assert session.run(["accuracy"]) == ["plain"] and waited == [True]
