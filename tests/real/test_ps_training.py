@@ -28,12 +28,13 @@ ROUNDS, BATCH, WORKERS = 200, 32, 3
 
 
 def softmax(values: list[Floats], x: Floats, y: Any) -> list[Floats]:
-    scores = x @ values[0] + values[1]
+    """By einsum, not BLAS, whose threads would fight those of the workers here."""
+    scores = np.einsum("bi,ij->bj", x, values[0]) + values[1]
     chances = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
     chances[np.arange(len(y)), y] -= 1
     chances /= np.float32(len(y))
-    return [x.T @ chances, chances.sum(axis=0)]
+    return [np.einsum("bi,bj->ij", x, chances), chances.sum(axis=0)]
 
 
 def batch(step: int, worker: int) -> tuple[Floats, Any]:
@@ -191,6 +192,17 @@ def test_the_same_push_sent_twice_is_applied_once() -> None:
         client.number -= 1  # as if the answer had been lost
         assert client.step(rate=1.0).step == 1
         assert client.stats()[0]["workers"]["worker/0"]["repeated"] == 1
+
+
+def test_who_connects_again_by_hand_goes_on_counting_its_pushes() -> None:
+    with Fleet(ps=1, workers=1) as fleet:
+        for steps in (3, 6):
+            client = fleet.client(0)
+            client.declare(SOFTMAX, {"class_name": "SGD"}, start_values())
+            for _ in range(3):
+                client.step(rate=0.1)
+            assert client.step_now == steps
+            client.close()
 
 
 def test_a_sync_round_goes_on_when_a_worker_is_killed_in_it() -> None:

@@ -122,13 +122,14 @@ class Client:
             raise
 
     def _await(self, waiting: dict[int, Link], poll: select.poll) -> None:
-        since = told = self.clock()
+        since, due = self.clock(), NOTICE_AFTER
         while waiting:
             events = poll.poll(NOTICE_AFTER * 1000)
-            if not events and self.clock() - told >= NOTICE_AFTER:
-                told = self.clock()
+            waited = self.clock() - since
+            if not events and waited >= due:
+                due = 4 * waited  # a long wait is said a few times, not every few seconds
                 names = ", ".join(f"{link.place.name} at {link.place}" for link in waiting.values())
-                self.notice(f"{self.who.task} waits for {names}, since {told - since:.0f} s")
+                self.notice(f"{self.who.task} waits for {names}, since {waited:.0f} s")
             for fd, _ in events:
                 self._turn(fd, waiting, poll)
 
@@ -211,6 +212,11 @@ class Client:
             self._wait_for_chief(wanted, limit)
         self._make_room()
         self.join()
+
+    def holds(self, parameters: Sequence[Parameter], optimizer: Mapping[str, Any]) -> bool:
+        """Whether the ps train just these parameters now, so that declaring them would change nothing for anybody."""
+        ours = Declaration(tuple(parameters), _plain(optimizer), len(self.links)).fingerprint()
+        return all(told["fingerprint"] == ours for told in self._all({"ask": "layout"}))
 
     def _declare_as_chief(self, wanted: Declaration, values: Sequence[Any]) -> None:
         ours = wanted.fingerprint()

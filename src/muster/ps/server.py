@@ -110,9 +110,10 @@ class Server:
                 try_="end the one that was started by hand",
             )  # fmt: skip
         before = self.updates.members.get(peer.task)
+        again = before is not None and before.attempt < peer.attempt
         effects = self.updates.enter(peer.task, peer.attempt)
-        if before is not None and self.updates.members[peer.task].push == 0:
-            self.board.gone(peer.task)  # a new incarnation: what the old one worked on goes back
+        if again:
+            self.board.gone(peer.task)  # what its dead incarnation worked on goes back
         self.peers[peer.task] = peer
         self.lost.pop(peer.task, None)
         self.carry_out(effects)
