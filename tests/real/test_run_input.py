@@ -146,3 +146,11 @@ def test_planning_imports_nothing_heavy(muster):
         [sys.executable, "-c", code], cwd=muster.folder, env=muster.env, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+def test_a_tf_config_of_the_shell_does_not_reach_the_tasks_of_our_own_engine(muster):
+    """CD-09: it would make a strategy of theirs out of the shell's cluster."""
+    muster.env |= {"TF_CONFIG": "{'half': "}
+    launch = muster.run("import json, os; print(json.dumps(dict(os.environ)))\n", *ONE, "--engine", "muster")
+    launch.wait()
+    assert "TF_CONFIG" not in json.loads(launch.log("worker/0").splitlines()[0])
