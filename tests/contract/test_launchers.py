@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +14,9 @@ import pytest
 
 from muster.cluster import Cluster, Host, Run
 from muster.events import Event, Exited, HostUp, Spawned
-from muster.launch import Launcher, Output, local
+from muster.launch import Launcher, Output, agent, local, ssh
 from muster.launch.fake import FakeLauncher
-from muster.launch.pipe import AgentLauncher
+from muster.launch.pipe import AgentLauncher, Connection
 from muster.plan import Script, Task, make_plan
 
 LIMIT = 10.0
@@ -47,6 +48,14 @@ CODES = {
 }
 
 
+def far_end(host: Host) -> Connection:
+    """What sshd starts when ``launch.ssh`` has reached a host: the same command, the same bytes down the pipe."""
+    command = ssh.argv(Cluster(), host, ssh.boot(sys.executable))[-1]
+    source = Path(agent.__file__).read_bytes()
+    process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return Connection(process, b"%d\n%s" % (len(source), source))
+
+
 class Tried:
     """A launcher with tasks that behave, and all that it has told so far."""
 
@@ -61,7 +70,8 @@ class Tried:
                 lambda task, attempt: BEHAVIOURS[self.does[task.id, attempt]][0], 1e6 if stubborn else 0.02
             )
         else:
-            self.launcher = AgentLauncher([Host("here")], local.connect, run="contract", one_for_all=True)
+            connect = local.connect if kind == "local" else far_end
+            self.launcher = AgentLauncher([Host("here")], connect, run="contract", one_for_all=True)
 
     def start(self, name: str, does: str, attempt: int = 1) -> Task:
         self.does[name, attempt] = does
@@ -92,7 +102,7 @@ class Tried:
         return b"".join(o.data for o in self.of(Output, name))
 
 
-@pytest.fixture(params=["fake", "local"])
+@pytest.fixture(params=["fake", "local", "ssh"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -252,7 +262,15 @@ def test_nothing_is_alive_after_close(make, kind):
         tried.start(name, "ignores TERM")
     tried.until(lambda: len(tried.of(Output)) == 3)
     tried.launcher.close()
-    if kind == "local":
+    if kind != "fake":
         assert not [s.pid for s in tried.of(Spawned) if alive(s.pid)]
     else:
         assert not tried.launcher.alive
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=touch x", "a;touch x", "$(touch x)"])
+def test_the_name_of_a_host_is_never_an_option_or_a_command_of_ssh(name):
+    """B2: one word, behind two dashes; what runs there is quoted word by word."""
+    words = ssh.argv(Cluster(), Host("a", "10.0.0.1", ssh=name), ["a b", "$HOME", "'", ""])
+    assert words[0] == "ssh" and words[-3:] == ["--", name, """exec 'a b' '$HOME' ''"'"'' ''"""]
+    assert "BatchMode=yes" in words  # SL-05: no prompt may hide
