@@ -74,8 +74,14 @@ class Pipe:
             returncode: int | None = self._child.wait(0.2)
         except subprocess.TimeoutExpired:
             returncode = None
-        self._said.seek(0)
-        raise ChannelBroken(returncode, self._said.read().decode(errors="replace"), waited)
+        raise ChannelBroken(returncode, self._stderr(), waited)
+
+    def _stderr(self) -> str:
+        try:
+            self._said.seek(0)
+            return self._said.read().decode(errors="replace")
+        except ValueError:  # closed by another thread: the check was broken off, and nobody reads this any more
+            return ""
 
     def _read(self) -> None:
         """A thread's work, because a line may come in pieces or never: only the queue has a time limit."""

@@ -73,7 +73,8 @@ class _Round:
     def __init__(self, wanted: list[Wanted], job: Job, until: float, progress: Progress) -> None:
         self.wanted, self.job, self.until, self.progress = wanted, job, until, progress
         self.token = secrets.token_hex(16)
-        self.channels: dict[str, Channel] = {}
+        self.opened: list[Channel] = []
+        self.channels: dict[str, Channel] = {}  # those that still answer
         self.facts: Answers = {}
         self.reaches: list[Reach] = []
         self.links: list[Link] = []
@@ -97,6 +98,7 @@ class _Round:
         }
         for pause in (*AGAIN, None):
             channel = opener(w)
+            self.opened.append(channel)
             try:
                 facts = channel.ask(request, min(ALONE, self._left()))
                 # Asked again by itself: the first answer took as long as a login and all the rest of the facts.
@@ -252,7 +254,7 @@ class _Round:
         return [w for w in self.wanted if w.host in self.channels and not self.facts[w.host].get("too_old")]
 
     def end(self) -> None:
-        _at_once([channel.close for channel in self.channels.values()])
+        _at_once([channel.close for channel in self.opened])
 
 
 def _take(waiting: list[Need], busy: set[str], changed: threading.Condition) -> Need | None:
@@ -270,10 +272,14 @@ def _take(waiting: list[Need], busy: set[str], changed: threading.Condition) -> 
 
 def _at_once(calls: Iterable[Callable[[], None]]) -> None:
     work = list(calls)
-    if work:
-        with ThreadPoolExecutor(len(work)) as pool:
-            for future in [pool.submit(call) for call in work]:
-                future.result()
+    if not work:
+        return
+    pool = ThreadPoolExecutor(len(work))
+    try:
+        for future in [pool.submit(call) for call in work]:
+            future.result()
+    finally:  # after Ctrl-C nobody waits for a host that hangs: ``end`` closes its channel, and its thread ends
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _ports(w: Wanted) -> list[tuple[str, str, int]]:

@@ -1,6 +1,8 @@
 """The text that is sent, run by a real interpreter over a real pipe; and a survey of hosts that are this computer."""
 
 import ast
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -95,3 +97,30 @@ def test_what_is_sent_is_written_for_python_3_8() -> None:
             for alias in ([ast.alias(node.module or "")] if isinstance(node, ast.ImportFrom) else node.names)
         }
         assert imported <= set(sys.stdlib_module_names) | {"muster"}
+
+
+INTERRUPTED = """
+import sys
+from muster.check.channel import Pipe
+from muster.check.findings import Wanted
+from muster.check.survey import survey
+print("asking", flush=True)
+survey([Wanted(h, "127.0.0.1", "python") for h in "ab"], lambda w: Pipe(["sleep", "61"]))
+"""
+
+
+def children(pid: int) -> list[str]:
+    """Of all its threads."""
+    return [told for file in Path(f"/proc/{pid}/task").glob("*/children") for told in file.read_text().split()]
+
+
+def test_ctrl_c_does_not_wait_for_hosts_that_hang() -> None:
+    child = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"asking\n"
+    until = time.monotonic() + 5
+    while len(hosts := children(child.pid)) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=5)
+    assert child.returncode == -signal.SIGINT
+    assert hosts and not [pid for pid in hosts if Path(f"/proc/{pid}").exists()]
