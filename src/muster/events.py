@@ -48,7 +48,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class StopAsked(Event):
-    """The user wants the run to end. ``how`` is ctrl-c, sigterm or stop; ``now`` skips the grace time."""
+    """The run is to end. ``how`` is ctrl-c, sigterm, stop or lease (hosts gave the launcher up); ``now`` skips the grace."""
 
     how: str
     now: bool = False

@@ -10,8 +10,9 @@ from muster.plan import Plan
 from muster.policy import Verdict, verdict
 from muster.state import Phase, State, TaskState
 
-EXIT_CODES = {"ctrl-c": 130, "sigterm": 143, "stop": 130}
+EXIT_CODES = {"ctrl-c": 130, "sigterm": 143, "stop": 130, "lease": 1}
 NO_PROGRESS_EXIT = 3
+LEASE = "its hosts, which had heard nothing from the launcher for too long (was it frozen?)"
 
 
 class TaskSummary(msgspec.Struct, frozen=True):
@@ -120,7 +121,7 @@ def said_code(code: int) -> str:
 def _cause(state: State, plan: Plan, why: Verdict | None) -> tuple[str, str, str]:
     if why is Verdict.STOPPED:
         assert state.stop is not None
-        how = {"ctrl-c": "Ctrl-C", "sigterm": "a SIGTERM to the launcher", "stop": "muster stop"}
+        how = {"ctrl-c": "Ctrl-C", "sigterm": "a SIGTERM to the launcher", "stop": "muster stop", "lease": LEASE}
         return f"stopped by {how[state.stop.how]}", "", ""
     event = state.cause
     if event is None:

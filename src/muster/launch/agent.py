@@ -10,14 +10,19 @@ Rules:
 - It is a subreaper: whatever a task leaves behind, in whatever session, becomes a child of the agent instead of
   escaping. Everything below the agent that belongs to no living task is a stray of a task, and goes with it. A task
   also asks the kernel to be killed should the agent itself be killed (PR_SET_PDEATHSIG).
+- Never two copies of a task. Before a task is started again, whatever an earlier agent left of it on this machine (one
+  that was cut off and does not know yet that its lease is over) is ended.
 - Exits come from the kernel (SIGCHLD, waitpid); so do stops (SIGSTOP), by WUNTRACED.
 - One thread, one selector. A task's output is read as long as the launcher takes it; else the pipe fills and the task
   waits, which is better than losing lines or growing without bound.
 
 Down the pipe come frames of a 4-byte length and JSON (``verb``); up go frames of a type byte and a 4-byte length:
 ``E`` an event of ours (JSON, without a time: the launcher's clock is the only one), ``R`` one that a task reports (it
-may say what it does, not that it has ended), ``O`` output (task, attempt, bytes, with NUL between them).
+may say what it does, not that it has ended), ``O`` output (task, attempt, bytes, with NUL between them), ``B`` the
+answer to a heartbeat (empty).
 """
+
+from __future__ import annotations
 
 import base64
 import contextlib
@@ -128,7 +133,7 @@ class Agent:
         self._reap()
         now = time.monotonic()
         if self.lease and now - self.heard_at > self.lease:
-            self.close("no heartbeat from the launcher for %g s" % self.lease)
+            self.close("no heartbeat from the launcher for %g s" % self.lease, lapsed=True)
         for task in list(self.tasks.values()):
             if task.kill_at is not None and now >= task.kill_at:
                 task.kill_at = None
@@ -183,10 +188,12 @@ class Agent:
             self.say("HostUp", facts={"pid": os.getpid(), "python": sys.executable, "version": sys.version.split()[0]})
         elif verb == "start":
             self._start(order)
+        elif verb == "beat":
+            self._send(b"B", b"")
         elif verb == "bye":
             self.last_grace = order.get("grace", self.last_grace)
             self.close("")
-        elif task is None or (verb != "beat" and order.get("attempt", task.attempt) != task.attempt):
+        elif task is None or order.get("attempt", task.attempt) != task.attempt:
             return  # it ended while the order was under way
         elif verb == "release":
             self._tell(task, {"kind": "Go"})
@@ -226,6 +233,8 @@ class Agent:
         task = Task(order)
         if self.closing is not None:
             return
+        if task.attempt > 1:
+            self._end_earlier(task)
         if task.port and (holder := port_holder(task.port)) is not None:
             self.say("PortTaken", task, port=task.port, pid=holder[0], holder=holder[1])
             self.say("Exited", task, code=98, error="port %d is held by %s" % (task.port, holder[1]))
@@ -306,14 +315,14 @@ class Agent:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(task.pid, sig)
 
-    def close(self, why: str) -> None:
-        """Ends all tasks; the loop ends once they are gone."""
+    def close(self, why: str, lapsed: bool = False) -> None:
+        """Ends all tasks; the loop ends once they are gone. ``lapsed``: the launcher may be there, but was silent."""
         if self.closing is not None:
             return
         self.closing = time.monotonic()
         self.lease = None
         if why:
-            self.say("Closing", why=why)
+            self.say("Closing", why=why, lapsed=lapsed)
         for task in self.tasks.values():
             self._stop(task, self.last_grace)
 
@@ -462,6 +471,18 @@ class Agent:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         return len(strays)
+
+    def _end_earlier(self, task: Task) -> None:
+        run, name = ("MUSTER_RUN=%s" % self.run).encode(), ("MUSTER_TASK=%s" % task.id).encode()
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            ours = [pid for pid, state, _, _ in _everyone() if state != "Z" and {run, name} <= set(_environ(pid))]
+            if not ours:
+                return
+            for pid in ours:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
     def _sweep_all(self) -> None:
         until = time.monotonic() + 5.0

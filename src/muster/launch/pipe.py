@@ -20,12 +20,13 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from muster.cluster import Host
-from muster.events import REPORTS, Event, Exited, HostLost, HostUp, parse
+from muster.events import REPORTS, Event, Exited, HostLost, HostUp, StopAsked, parse
 from muster.launch import Output
 from muster.launch.agent import HEADER, LENGTH, MARK
 from muster.plan import Task
 
 MAX_UP = 16 << 20
+BEAT, SILENCE = 1.0, 5.0  # seconds between heartbeats, and after which a host that does not answer them is lost
 PUSH_EVERY = 0.02  # seconds between tries to write to a pipe that is full
 AT_ONCE, TRIES = 8, 5  # logins under way at one moment, and how often one that found its sshd too busy is repeated
 BUSY = re.compile(r"kex_exchange_identification|Connection (reset|closed) by|ssh_exchange_identification")
@@ -72,6 +73,8 @@ class AgentPipe:
         self.noise = b""  # what was printed before the agent's mark: a login shell's, worth showing on failure
         self.open = True
         self.ended = False  # all that the agent has ever said was read
+        self.why = ""  # it has ended
+        self.asked: float | None = None  # since when a heartbeat waits for anything to be heard
 
     def send(self, **order: Any) -> None:
         payload = json.dumps(order).encode()
@@ -108,6 +111,12 @@ class AgentPipe:
             return self.process.wait(1.0 if self.ended else 0.0)
         return None
 
+    def give_up(self) -> None:
+        """No goodbye: ssh, and what it started to get through, would wait for a dead machine for minutes."""
+        self.open, self.ended = False, True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
     def shut(self) -> None:
         """No more orders: the agent sees the end of its lease."""
         self.open = False
@@ -127,6 +136,7 @@ class AgentPipe:
                 ended = True
                 break
             self._inbox += got
+            self.asked = None
         if not self._marked:
             head, mark, rest = bytes(self._inbox).partition(MARK)
             if not mark:
@@ -182,7 +192,7 @@ class AgentLauncher:
         self._attempts: dict[str, int] = {}
         self._alive: dict[str, AgentPipe] = {}
         self._drop, self._foreground, self._run = list(drop), foreground, run
-        self._last_beat, self._beat = 0.0, lease / 4 if lease else None
+        self._last_beat, self._beat = 0.0, min(BEAT, lease / 4) if lease else None
         self._reasons: dict[str, str] = {}  # why an agent has ended its tasks, by host
         self._one = hosts[0].name if one_for_all else ""
         for bell in doorbells:
@@ -202,7 +212,10 @@ class AgentLauncher:
             self._early = self.open()
 
     def open(self, within: float = 30.0) -> list[Event]:
-        """Connects to every host at once and returns what they said. Raises HostsUnreached, leaving nothing."""
+        """Connects to every host at once and returns what they said; at once if the run is to end before it began.
+
+        Raises HostsUnreached, leaving nothing.
+        """
         due, tried = dict.fromkeys(self._hosts, 0.0), dict.fromkeys(self._hosts, 0)
         failed: dict[str, AgentPipe] = {}
         news: list[Event] = []
@@ -215,6 +228,8 @@ class AgentLauncher:
                         due.pop(event.host, None)
                     if isinstance(event, Event) and not isinstance(event, HostLost):
                         news.append(event)
+                if any(isinstance(event, StopAsked) for event in news):
+                    return news
                 for name in [name for name in due if name in self._pipes and self._pipes[name].ended]:
                     tried[name] += 1
                     if tried[name] > TRIES or not BUSY.search(self._pipes[name].complaint()):
@@ -286,6 +301,7 @@ class AgentLauncher:
         self._pipe(task).send(task=task.id, attempt=self._attempts.get(task.id, 0), **order)
 
     def wait(self, until: float) -> list[Event | Output]:
+        looked = self.now()
         self._heartbeat()
         news: list[Event | Output] = [*self._early, *self._lost()]
         self._early = []
@@ -298,7 +314,7 @@ class AgentLauncher:
                 news += self._from_agent(key.data)
             else:
                 news += key.data.take(self.now())
-        return news
+        return news + self._silent(looked)
 
     def _push(self) -> bool:
         """Whether orders still wait for room in a pipe."""
@@ -312,14 +328,28 @@ class AgentLauncher:
         for name, pipe in list(self._alive.items()):
             if pipe.ended:
                 del self._alive[name]
-                said = f"the agent on {pipe.host} is gone"
-                yield Exited(self.now(), name, self._attempts[name], -signal.SIGHUP, error=said, trace=said)
+                said = f"the agent on {pipe.host} is gone: {pipe.why}"
+                yield Exited(self.now(), name, self._attempts[name], -signal.SIGHUP, error=said)
+
+    def _silent(self, looked: float) -> list[Event]:
+        """Hosts that answer no heartbeat. ``looked``: a moment since when all that had come by then was read, so that a
+        launcher which was itself frozen meanwhile blames nobody."""
+        found: list[Event] = []
+        for pipe in self._pipes.values():
+            if pipe.asked is not None and not pipe.ended and looked - pipe.asked > SILENCE:
+                self._selector.unregister(pipe.fd)
+                pipe.give_up()
+                pipe.why = f"it has not answered for {SILENCE:g} s"
+                found.append(HostLost(self.now(), pipe.host, pipe.why))
+        return found
 
     def _heartbeat(self) -> None:
         if self._beat is not None and self.now() - self._last_beat >= self._beat:
             self._last_beat = self.now()
             for pipe in self._pipes.values():
                 pipe.send(verb="beat")
+                if pipe.up and pipe.asked is None:
+                    pipe.asked = self._last_beat
 
     def _from_agent(self, pipe: AgentPipe) -> list[Event | Output]:
         frames = pipe.receive()
@@ -328,13 +358,14 @@ class AgentLauncher:
             self._selector.unregister(pipe.fd)
             pipe.open, pipe.ended = False, True
             said = self._reasons.pop(pipe.host, "") or pipe.complaint()
-            return [HostLost(now, pipe.host, said.splitlines()[-1] if said else "its agent ended")]
+            pipe.why = said.splitlines()[-1] if said else "its agent ended"
+            return [HostLost(now, pipe.host, pipe.why)]
         news: list[Event | Output] = []
         for kind, payload in frames:
             if kind == b"O":
                 task, attempt, data = payload.split(b"\0", 2)
                 news.append(Output(task.decode(), int(attempt), data))
-            else:
+            elif kind != b"B":
                 with contextlib.suppress(ValueError):  # a report of the user's own making, of no kind that we know
                     event = self._event(pipe, payload, now)
                     news += [event] if kind == b"E" or isinstance(event, REPORTS) else []
@@ -347,6 +378,8 @@ class AgentLauncher:
             return HostUp(now, pipe.host, told["facts"])
         if told["kind"] == "Closing":
             self._reasons[pipe.host] = told["why"]
+            if told.get("lapsed"):  # and we hear of it, so it was we who were away
+                return StopAsked(now, "lease")
             raise ValueError("told again as HostLost, at the end of the pipe")
         said = parse(json.dumps({**told, "at": round(now, 4)}))
         event = msgspec.convert(said.__dict__, type(said))  # a task may report text where a number belongs
