@@ -18,7 +18,7 @@ from muster.check.examine import facts as found_facts
 from muster.check.findings import Finding
 from muster.cluster import Cluster
 from muster.errors import Refused, RunFailed
-from muster.events import Event, PortTaken, RunStarted, StopAsked
+from muster.events import Event, PortTaken, RunEnded, RunStarted, StopAsked, Warned
 from muster.journal import Journal, Logs, RunFolder, born, create, planning_lock, ports_in_use
 from muster.launch import local
 from muster.launch.bundle import bundle
@@ -272,7 +272,11 @@ def carry_out(
     with signals() as bell:
         try:
             launcher = _launcher(request, plan, folder, [bell, *bells])
-            first += _opened(launcher, plan) if plan.launcher != "local" else []
+            try:
+                first += _opened(launcher, plan) if plan.launcher != "local" else []
+            except RunFailed as failed:
+                journal.append([*first, Warned(launcher.now(), str(failed)), RunEnded(launcher.now(), False)])
+                raise
             for key in bells:
                 if hasattr(key, "attach"):
                     key.attach(launcher, plan.tasks[request.only])

@@ -7,13 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from muster.cluster import Cluster
 
 START = 60.0  # seconds within which a run in the background must have begun
 
@@ -47,21 +44,24 @@ def command(run: str) -> int:
     return summary.exit_code
 
 
-def in_the_background(cluster: Cluster, words: list[str]) -> int:
+def in_the_background(options: list[str], script: Sequence[str]) -> int:
     """Starts the same command as a launcher of its own, in a session of its own, and says how to find it again."""
-    from muster.journal import RunFolder, runs
+    from muster.journal import runs
 
     before = {folder.id for folder in runs()}
-    words = [word for word in words if word != "--detach"]
-    words.insert(words.index("run") + 1, "--in-background")
+    options = [word for word in options if word != "--detach"]
+    options.insert(options.index("run") + 1, "--in-background")
     with tempfile.NamedTemporaryFile(prefix="muster-screen-", delete=False) as screen:
         child = subprocess.Popen(
-            [sys.executable, "-m", "muster", *words], stdin=subprocess.DEVNULL, stdout=screen, stderr=subprocess.STDOUT,
+            [sys.executable, "-m", "muster", *options, *script],
+            stdin=subprocess.DEVNULL,
+            stdout=screen,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
     until = time.monotonic() + START
     while time.monotonic() < until:
-        new: list[RunFolder] = [f for f in runs() if f.id not in before and f.launcher() == child.pid]
+        new = [f for f in runs() if f.id not in before and f.launcher() == child.pid]
         if new:
             print(f"run {new[0].id} goes on in the background (launcher: pid {child.pid})")
             print(f"muster attach {new[0].id}    muster status {new[0].id}    muster stop {new[0].id}")

@@ -68,7 +68,7 @@ def command(
     if detach:
         from muster.cli.attach import in_the_background
 
-        return in_the_background(cluster, sys.argv[1:])
+        return in_the_background(sys.argv[1 : len(sys.argv) - len(words)], words)
     if sync is not None:
         from muster.launch.sync import sync_cluster
 

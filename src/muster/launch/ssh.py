@@ -19,7 +19,7 @@ from muster.cluster import Cluster, Host
 from muster.launch import agent
 from muster.launch.pipe import Connection
 
-OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardX11=no")
+OPTIONS = ("BatchMode=yes", "ConnectTimeout=8", "ServerAliveInterval=5", "ServerAliveCountMax=3", "ForwardX11=no")
 
 # Reads the length of the agent's source, then the source, byte by byte from the descriptor: nothing may be read ahead.
 BOOT = """
