@@ -19,6 +19,7 @@ from muster.errors import RunFailed
 from muster.ps import wire
 from muster.ps.client import Client
 from muster.ps.link import Identity
+from muster.ps.loop import STRANGERS
 from muster.ps.slabs import Parameter
 from muster.ps.wire import Header
 
@@ -166,14 +167,18 @@ def test_guessing_is_slow_and_harms_nobody(besieged: Besieged) -> None:
     besieged.stands()
 
 
-def test_a_thousand_idle_connections_and_slow_ones(besieged: Besieged) -> None:
+@pytest.mark.parametrize("descriptors", [2000, 120])
+def test_a_thousand_idle_connections_and_slow_ones(besieged: Besieged, descriptors: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    resource.prlimit(besieged.fleet.processes[0].pid, resource.RLIMIT_NOFILE, (256, 256))  # as on many a machine
+    ps = besieged.fleet.processes[0].pid
+    resource.prlimit(ps, resource.RLIMIT_NOFILE, (descriptors, descriptors))
     idle: list[socket.socket] = []
     try:
         for _ in range(1000):
             idle.append(besieged.dial())
+        besieged.worker.step(rate=0.1)
+        assert len(os.listdir(f"/proc/{ps}/fd")) <= min(STRANGERS + 20, descriptors)
         for sock in idle[::50]:
             try:
                 sock.send(b"M")  # and never the rest
