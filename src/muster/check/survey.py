@@ -74,6 +74,7 @@ class _Round:
         self.wanted, self.job, self.until, self.progress = wanted, job, until, progress
         self.token = secrets.token_hex(16)
         self.opened: list[Channel] = []
+        self.over, self.lock = False, threading.Lock()
         self.channels: dict[str, Channel] = {}  # those that still answer
         self.facts: Answers = {}
         self.reaches: list[Reach] = []
@@ -97,8 +98,7 @@ class _Round:
             "checkpoints": w.checkpoints,
         }
         for pause in (*AGAIN, None):
-            channel = opener(w)
-            self.opened.append(channel)
+            channel = self._open(w, opener)
             try:
                 facts = channel.ask(request, min(ALONE, self._left()))
                 # Asked again by itself: the first answer took as long as a login and all the rest of the facts.
@@ -115,6 +115,16 @@ class _Round:
                 self.facts[w.host] = {**facts, "asked": [sent, time.time()]}
                 self.channels[w.host] = channel
                 return
+
+    def _open(self, w: Wanted, opener: Opener) -> Channel:
+        """A channel that ``end`` closes, also when the check is broken off at this very moment."""
+        channel = opener(w)
+        with self.lock:
+            self.opened.append(channel)
+            over = self.over
+        if over:
+            channel.close()
+        return channel
 
     def _left(self) -> float:
         return max(0.1, self.until - time.monotonic())
@@ -254,7 +264,9 @@ class _Round:
         return [w for w in self.wanted if w.host in self.channels and not self.facts[w.host].get("too_old")]
 
     def end(self) -> None:
-        _at_once([channel.close for channel in self.opened])
+        with self.lock:
+            self.over, opened = True, list(self.opened)
+        _at_once([channel.close for channel in opened])
 
 
 def _take(waiting: list[Need], busy: set[str], changed: threading.Condition) -> Need | None:

@@ -121,6 +121,6 @@ def test_ctrl_c_does_not_wait_for_hosts_that_hang() -> None:
     while len(hosts := children(child.pid)) < 2 and time.monotonic() < until:
         time.sleep(0.01)
     child.send_signal(signal.SIGINT)
-    child.communicate(timeout=5)
+    child.communicate(timeout=15)  # less than a host may take
     assert child.returncode == -signal.SIGINT
     assert hosts and not [pid for pid in hosts if Path(f"/proc/{pid}").exists()]
