@@ -6,632 +6,426 @@ others) also validates, runs the callbacks and keeps the History.
 
 How an epoch ends is the part with ideas in it. Batches are numbered and lent out by ps 0, so each is done once, and an
 epoch is over when all that were lent are done, wherever. Metrics are sums: every worker posts those of its share when
-it finds nothing left, and the chief adds them up. In async and bounded the others then go on with the next epoch at
-once; in sync all wait for the chief to close the epoch, so that a learning rate which a callback has set, or a decision
-to stop, holds for every gradient after it, exactly as in one process. All notes are on the board of ps 0, under a name
-that every worker derives alike, so a worker that comes back finds where the run is.
+it finds nothing left, and the chief adds them up. In async and bounded the others go on with the next epoch while the
+chief closes this one (validates, calls the callbacks), but no further: what a callback decides is one epoch late there
+at most. In sync all wait for the chief to close the epoch, so that a learning rate which a callback has set, or a
+decision to stop, holds for every gradient after it, exactly as in one process.
+
+Whoever waits has said so to every ps, so nobody waits for it: two that wait for each other cannot come about.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from muster.errors import Refused
-from muster.ps.client import Client, Done
-from muster.train.batches import Arrays, Batch, Chunks, Pipeline, class_weights
+from muster.ps.client import Client
+from muster.train.batches import Arrays, Chunks, Epochs, Pieces, epochs
+from muster.train.calls import Calls
 from muster.train.compute import Compute
 from muster.train.context import Context, context
+from muster.train.notes import HERE, LEFT, OUT, Notes
+from muster.train.options import Options, Place, source
 from muster.train.report import Channel, channel
 from muster.train.settings import Rate, describe, give_back, inner, refuse
+from muster.train.share import Share, plain
 
-POLL = 0.01  # seconds between looks at the board while we wait for others
-PATIENCE = 5.0  # seconds of waiting after which the screen is told
-REPORT_EVERY = 0.2  # seconds
-LEAD = 2  # epochs that the others may be ahead of the last one that the chief has closed (async, bounded)
-GROUP = 16  # batches in one loan at most: a loan is a round trip to ps 0
-SCALE_AFTER = 2000  # steps without overflow after which float16's loss scale doubles (Keras' LossScaleOptimizer)
-
-_fits = 0  # how many fits this process has begun: every worker counts alike
-_client: Client | None = None
-_planned: list[int | None] = []  # samples of each fit that an undisturbed run trains on; None: nobody can know
+LEAD = 1  # epochs that the others may be ahead of the last one that the chief has closed (async, bounded)
 
 
-def fit(model: Any, x: Any = None, y: Any = None, **options: Any) -> Any:
-    """Train ``model``. Takes what Keras' ``Model.fit`` takes, and returns its History (on the chief: the run's).
+@dataclass
+class Life:
+    """What this process has been to its run: one client, and its fits so far, which every worker counts alike."""
+
+    client: Client | None = None
+    fits: int = 0
+    planned: list[int | None] = field(default_factory=list)  # samples of each fit, undisturbed; None: nobody can know
+
+
+_life = Life()
+
+
+def fit(
+    model: Any,
+    x: Any = None,
+    y: Any = None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: Any = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: Any = 1,
+) -> Any:
+    """Train ``model``. Takes what Keras' ``Model.fit`` takes, and returns its History: that of the run.
 
     ``x`` and ``y`` are arrays (or nests of them), a ``tf.data.Dataset``, a PyDataset, a generator, or
-    ``muster.chunks(...)``. Arrays and chunks are dealt out to the workers, each sample once an epoch; a dataset is read
-    whole by every worker, with its own seed unless the script shards it, and needs ``steps_per_epoch``.
-    ``batch_size`` is a worker's. ``epochs`` x ``steps_per_epoch`` counts steps of the whole run (in sync: rounds).
-    Callbacks run on the chief; one with ``every_worker = True`` runs everywhere.
+    ``muster.chunks(...)``. Arrays, a PyDataset and chunks are dealt out to the workers, each sample once an epoch; a
+    dataset or generator is read whole by every worker, with its own seed unless the script shards it, and needs
+    ``steps_per_epoch``. ``batch_size`` is a worker's. ``epochs`` x ``steps_per_epoch`` counts steps of the whole run
+    (in sync: rounds). Callbacks run on the chief; one with ``every_worker = True`` runs everywhere.
 
     When it returns, the model of every worker holds the final values, and the chief's optimizer the slots of the ps.
     Raises Refused for what the parameter servers cannot train as Keras would: an overridden ``train_step``, an
-    optimizer without counterpart, variables made during a step.
+    optimizer without counterpart, constraints, variables made during a step.
     """
+    wanted = Options(
+        batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight, sample_weight,
+        initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq,
+    )  # fmt: skip
     me = context()
-    if me.alone or me.engine != "muster":
-        return _alone(model, x, y, options)
-    wanted = Options(**options)
-    return Fit(model, x, y, wanted, me, channel()).run()
+    if me.alone:
+        return _alone(model, x, y, wanted)
+    if me.engine != "muster":
+        raise Refused(
+            "muster.fit trains over Muster's own parameter servers", at=f"--engine {me.engine}",
+            because="under TensorFlow's runtime each worker would train alone here", try_="muster run --engine muster",
+        )  # fmt: skip
+    return Fit(model, x, y, wanted, me, channel(), _life).run()
 
 
-def _alone(model: Any, x: Any, y: Any, options: dict[str, Any]) -> Any:
+def _alone(model: Any, x: Any, y: Any, options: Options) -> Any:
+    told = vars(options)
     if not isinstance(x, Chunks):
-        return model.fit(x, y, **options)
-    batch = options.pop("batch_size", None) or 32
+        return model.fit(x, y, **told)
+    import keras
+    import tensorflow as tf
+
+    pieces = source(x, y, options, Place(0, 1, 1), keras, tf)
+    assert isinstance(pieces, Pieces)
+    first = options.initial_epoch
 
     def batches() -> Iterator[Any]:
+        epoch = first
         while True:
-            for loaded in x:
-                parts = loaded if isinstance(loaded, tuple) else (loaded,)
-                for start in range(0, len(_leaf(parts[0])), batch):
-                    yield tuple(_cut(part, start, start + batch) for part in parts)
+            order = np.random.default_rng([1, epoch]).permutation(len(pieces))
+            for number in order:
+                yield from pieces.of(int(number), epoch)
+            epoch += 1
 
-    if options.get("steps_per_epoch") is None:
-        options["steps_per_epoch"] = sum(
-            -(-len(_leaf(loaded[0] if isinstance(loaded, tuple) else loaded)) // batch) for loaded in x
-        )
-    return model.fit(batches(), y, **options)
-
-
-class Options:
-    """The arguments of ``Model.fit``, with its defaults."""
-
-    def __init__(
-        self,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: bool = True,
-        class_weight: Any = None,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
-    ) -> None:
-        self.batch_size, self.epochs, self.verbose, self.callbacks = batch_size, epochs, verbose, callbacks
-        self.validation_split, self.validation_data, self.shuffle = validation_split, validation_data, shuffle
-        self.class_weight, self.sample_weight, self.initial_epoch = class_weight, sample_weight, initial_epoch
-        self.steps_per_epoch, self.validation_steps = steps_per_epoch, validation_steps
-        self.validation_batch_size, self.validation_freq = validation_batch_size, validation_freq
+    steps = sum(1 for number in range(len(pieces)) for _ in pieces.of(number, first))
+    return model.fit(batches(), **{**told, "batch_size": None, "class_weight": None, "steps_per_epoch": steps})
 
 
 class Fit:
     """One call of ``fit`` on one worker of a run."""
 
-    def __init__(self, model: Any, x: Any, y: Any, options: Options, me: Context, reports: Channel) -> None:
+    def __init__(self, model: Any, x: Any, y: Any, options: Options, me: Context, reports: Channel, life: Life) -> None:
         import keras
         import tensorflow as tf
 
-        self.keras, self.tf = keras, tf
-        self.model, self.options, self.me, self.reports = model, options, me, reports
-        self.sync = me.mode == "sync"
-        self.workers = me.workers + (0 if me.chief_computes or "chief" not in me.cluster else 1)
         refuse(model, keras)
+        self.model, self.options, self.me, self.reports, self.life = model, options, me, reports, life
+        self.keras, self.sync = keras, me.mode == "sync"
         self.optimizer, self.scaling = inner(model.optimizer)
-        self.scale = float(np.asarray(self.scaling.initial_scale)) if self.scaling is not None else 1.0
-        self.good = 0
-        self.local = self.samples = 0
-        self.said = 0.0
-        self.name = _next_name()
-        self.source = self._source(x, y)
-        self.stop = False
+        life.fits += 1
+        separate = "chief" in me.cluster and not me.chief_computes
+        index = 0 if me.is_chief else me.worker_index + separate
+        self.place = Place(index, me.workers + separate, life.fits)
+        self.source = source(x, y, options, self.place, keras, tf)
+        self.deal = self._deal()
+        example = self.source.example()
+        self.compute = Compute(model, example, keras, tf, self.scaling is not None)
+        if not getattr(model, "_muster_seeds", False):
+            model._muster_seeds = True
+            self.compute.scatter_seeds(index)
+        self.compute.prepare(example, self.source.varies)
+        self.rate = Rate(self.optimizer, keras, tf)
+        client = self.client = life.client or _connected(reports)
+        life.client = client
+        self.notes = Notes(client, f"fit-{life.fits}", reports)
+        self.share = Share(client, self.compute, self.source, self.deal, self.rate, self.place, reports)
+        if self.scaling is not None:
+            self.share.scale = float(np.asarray(self.scaling.initial_scale))
 
-    # --- the data
-
-    def _source(self, x: Any, y: Any) -> Any:
-        o, batch = self.options, self.options.batch_size or 32
-        if isinstance(x, Chunks):
-            return Pieces(x, batch, o, self.keras, self.tf)
-        if _is_array(x, self.keras):
-            weights = o.sample_weight
-            if o.validation_split:
-                x, y, weights = self._split(x, y, weights)
-            weights = class_weights(y, weights, o.class_weight)
-            return Arrays(x, y, weights, batch, o.shuffle, 20_000 + _fits, self.keras, self.tf)
-        for name in ("batch_size", "validation_split", "sample_weight"):
-            if getattr(o, name):
-                raise Refused(
-                    f"{name} does not go with {type(x).__name__}", at="muster.fit", because="it yields whole batches"
-                )
-        source = Pipeline(x, self.keras, self.tf, None, self._weigh if o.class_weight else None)
-        if o.steps_per_epoch is None:
-            known = f"; one pass is {source.batches} batches" if source.batches else ""
-            raise Refused(
-                f"steps_per_epoch is needed with {type(x).__name__}", at="muster.fit",
-                because=f"every worker reads it whole, so its end is not the end of an epoch{known}",
-                try_="steps_per_epoch=..., counted over all workers; arrays and muster.chunks are dealt out instead",
-            )  # fmt: skip
-        return source
-
-    def _weigh(self, y: Any, weights: Any) -> Any:
-        return class_weights(np.asarray(y), weights, self.options.class_weight)
-
-    def _split(self, x: Any, y: Any, weights: Any) -> tuple[Any, Any, Any]:
-        tree, share = self.keras.tree, self.options.validation_split
-        at = int(len(_leaf(x)) * (1 - share))
-        cut = lambda nest, a, b: tree.map_structure(lambda p: None if p is None else p[a:b], nest)  # noqa: E731
-        data = (cut(x, at, None), cut(y, at, None))
-        self.options.validation_data = data if weights is None else (*data, cut(weights, at, None))
-        return cut(x, 0, at), cut(y, 0, at), cut(weights, 0, at)
-
-    def _steps(self) -> int:
-        """Steps of an epoch: of the whole run; in sync rounds of one batch a worker."""
-        if self.options.steps_per_epoch is not None:
-            return int(self.options.steps_per_epoch)
-        return -(-self.source.batches // self.workers) if self.sync else int(self.source.batches)
-
-    def _loans(self) -> tuple[int, int]:
-        """How many loans make an epoch, and the batches in each."""
-        if isinstance(self.source, Pieces):
-            return len(self.source), 1
+    def _deal(self) -> Epochs:
         given = self.options.steps_per_epoch
-        batches = self.source.batches if given is None else given * (self.workers if self.sync else 1)
-        group = 1 if self.sync else max(1, min(GROUP, batches // (self.workers * 4)))
-        return -(-batches // group), group
-
-    # --- the run
+        made = epochs(self.source.passes, given, self.place.workers, self.sync)
+        if isinstance(self.source, Pieces):
+            return Epochs(len(self.source), 1, len(self.source), made.steps, True)
+        return made
 
     def run(self) -> Any:
-        client = self.client = _connected(self.me, self.reports)
-        if client.read(f"{self.name}/end"):
-            return self._nothing_left()
-        self.compute = Compute(self.model, self.source.example(), self.keras, self.tf, self.scaling is not None)
-        self.rate = Rate(self.optimizer, self.tf)
-        initial = self.compute.initial() if client.chief else ()
-        client.declare(self.compute.parameters, describe(self.optimizer), initial)
+        client = self.client
+        if self.notes.chief().get("end"):
+            return self._too_late()
+        client.declare(self.compute.parameters, describe(self.optimizer), self.compute.initial())
         self.compute.bind(client.views)
-        self.epoch_steps, (self.loans, self.group) = self._steps(), self._loans()
-        self.begun = self._begin()
-        self.reports.ready()
-        client.pull()
-        history = self._chief() if client.chief else self._worker()
-        self._finish()
-        return history
+        return self._chief() if client.chief else self._worker()
 
-    def _nothing_left(self) -> Any:
-        """This fit was over before we came (back): the next one, or the end of the script, brings the values."""
-        history = self.keras.callbacks.History()
-        history.set_model(self.model)
-        history.on_train_begin()
-        self.model.history = history
-        return history
-
-    def _begin(self) -> int:
-        """The global step at which this fit began: posted by the chief, waited for by the others."""
-        key = f"{self.name}/begun"
-        if self.client.chief and not self.client.read(key):
-            self.client.post(key, self.client.step_now)
-        found = self._wait(lambda: self.client.read(key), "the chief to begin")
-        begun = int(next(iter(found.values())))
-        if self.client.chief:
-            steps = (self.options.epochs - self.options.initial_epoch) * self.epoch_steps
-            self.reports.tell("Total", steps=begun + steps)
-        if _fits > 1 and self.sync:
-            self._meet(f"{self.name}/meet")
-        return begun
+    # --- the chief
 
     def _chief(self) -> Any:
         o, model = self.options, self.model
-        calls = self._callbacks(history=True)
+        calls = self.calls = Calls(model, o, self._shown(), True, self.keras)
         model.stop_training = False
-        self.compute.load(self.client.views)
-        calls.on_train_begin()
         logs: dict[str, Any] = {}
-        epoch = o.initial_epoch - 1
-        for epoch in range(self._resume(), o.epochs):
+        start = self._prepare(calls)
+        for epoch in range(start, o.epochs if not self.notes.own["stop"] else start):
             self.compute.load(self.client.views)
-            calls.on_epoch_begin(epoch)
-            self._decide_rate()
+            calls.list.on_epoch_begin(epoch)
+            self._heed()
+            self._begin(start) if epoch == start else None
             self._open(epoch)
             model.reset_metrics()
-            self._train(epoch, calls)
-            logs = self._close(epoch, calls)
-            calls.on_epoch_end(epoch, logs)
-            self._decide_rate()
-            self._keep_what_callbacks_set()
-            self.stop = bool(model.stop_training) or self.client.stopping
-            self.client.post(self._key(epoch, "closed"), {"stop": self.stop})
-            if self.stop:
+            self.share.train(self._epoch(epoch), epoch, calls, stay=True)
+            logs = self._close(epoch)
+            calls.list.on_epoch_end(epoch, logs)
+            self._heed()
+            self._closed(epoch, bool(model.stop_training) or self.client.stopping)
+            if self.notes.own["stop"]:
+                self.client.stop("a callback")
                 break
-        if self.stop:
-            self.client.stop("a callback")
-        self.client.pull()
+        else:
+            self._begin(start) if start >= o.epochs else None
+        return self._end(calls, logs)
+
+    def _shown(self) -> int | None:
+        return None if isinstance(self.source, Pieces) else self.deal.steps
+
+    def _epoch(self, epoch: int) -> str:
+        return f"{self.notes.name}/{epoch}"
+
+    def _prepare(self, calls: Calls) -> int:
+        """Begins, or goes on where the chief's last life ended; the epoch to go on with."""
+        client, notes, before = self.client, self.notes, self.notes.chief()
+        self.compute.load(client.views) if before else None
+        if not before:  # what the script did to the model since the last fit holds
+            self._take_over()
+        elif client.rate_set is not None and not self.rate.scheduled:
+            self.optimizer.learning_rate = client.rate_set
+        calls.list.on_train_begin()
+        if before:
+            memory = notes.memory()
+            calls.remember(memory.get("calls", []))
+            self._history(memory)
+            notes.own = before
+        else:
+            self._heed()
+            first = int(getattr(self.model, "_initial_epoch", None) or self.options.initial_epoch)
+            base = int(np.asarray(self.optimizer.iterations))
+            notes.own = {"begun": client.step_now, "base": base, "first": first, "closed": first - 1, "stop": False}
+        self._know(notes.own)
+        return int(notes.own["closed"]) + 1
+
+    def _take_over(self) -> None:
+        ours, views = self.compute.initial(), self.client.views
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(ours, views, strict=True)):
+            self.client.store(ours)
+            self.client.pull()
         self.compute.load(self.client.views)
-        calls.on_train_end(logs)
-        self._keep_what_callbacks_set()
-        self.client.post(f"{self.name}/end", {"steps": self.client.step_now})
-        known = self.source.samples and o.steps_per_epoch is None
-        _planned.append(self.source.samples * (epoch + 1 - o.initial_epoch) if known else None)
-        self._wait(
-            lambda: set(self.client.read(f"{self.name}/left")) >= self._alive() - {self.me.task}, "the others to end"
-        )
-        self.client.stop("")
-        return model.history
 
-    def _worker(self) -> Any:
-        o = self.options
-        calls = self._callbacks(history=False)
-        calls.on_train_begin()
-        for epoch in range(self._resume(), o.epochs):
-            calls.on_epoch_begin(epoch)
-            if not self.sync and epoch - LEAD >= o.initial_epoch and self._closed(epoch - LEAD)["stop"]:
-                break
-            self._open(epoch)
-            self.model.reset_metrics()
-            self._train(epoch, calls)
-            self._post_metrics(epoch)
-            calls.on_epoch_end(epoch, self.model.get_metrics_result())
-            if self.client.stopping:
-                break
-            if self.sync and self._closed(epoch)["stop"]:
-                break
-        self.client.turn("done")
-        self._wait(lambda: self.client.read(f"{self.name}/end"), "the chief to end")
-        self.client.post(f"{self.name}/left", True)
-        calls.on_train_end()
-        return self._nothing_left()
+    def _know(self, told: dict[str, Any]) -> None:
+        self.share.first = int(told["first"])
+        self.share.offset = int(told["base"]) - int(told["begun"])
 
-    def _finish(self) -> None:
-        client = self.client
-        client.pull()
-        self.compute.load(client.views)
-        self.step_seen(client.step_now, None, True)
-        if client.chief:
-            state = client.state()
-            views = {slot: client.layout.views(flat) for slot, flat in state.items() if slot}
-            give_back(
-                self.optimizer,
-                dict.fromkeys(views, 0),
-                self.compute.trainable,
-                _firsts(views, len(self.compute.trainable)),
-                client.step_now,
-            )
-        whole = client.stats()[0]
-        stats = whole["workers"].get(self.me.task, {})
-        if client.chief and None not in _planned:
-            self.reports.tell("Data", samples=round(whole["samples"]), planned=sum(n or 0 for n in _planned))
-        self.reports.tell(
-            "Account", samples=self.samples, staleness=float(stats.get("staleness_mean", 0.0)),
-            staleness_max=int(stats.get("staleness_max", 0)), dropped=int(stats.get("dropped", 0)),
-        )  # fmt: skip
-
-    def _callbacks(self, history: bool) -> Any:
-        o, keras = self.options, self.keras
-        given = o.callbacks if isinstance(o.callbacks, (list, tuple)) else [o.callbacks] if o.callbacks else []
-        if not history:
-            given = [c for c in given if getattr(c, "every_worker", False)]
-        verbose = (2 if o.verbose == "auto" else int(o.verbose)) if history else 0
-        made = keras.callbacks.CallbackList(
-            list(given),
-            add_history=history,
-            add_progbar=verbose != 0,
-            model=self.model,
-            verbose=verbose,
-            epochs=o.epochs,
-            steps=self.epoch_steps,
-        )
-        self.each_batch, self.exact = _batch_calls(given, verbose)
-        return made
-
-    # --- an epoch
-
-    def _key(self, epoch: int, what: str) -> str:
-        return f"{self.name}/{epoch}/{what}"
-
-    def _resume(self) -> int:
-        """The first epoch that the chief has not closed."""
-        epoch = self.options.initial_epoch
-        while epoch < self.options.epochs and self.client.read(self._key(epoch, "closed")):
-            epoch += 1
-        return epoch
+    def _begin(self, start: int) -> None:
+        """Everybody may start: what the callbacks wanted before the first step is done."""
+        self.notes.tell()
+        self.notes.mark(HERE)
+        if self.deal.steps:
+            rest = max(0, self.options.epochs - start) * self.deal.steps
+            self.reports.tell("Total", steps=self.client.step_now + rest)
+        self.reports.ready()
+        if self.sync and self.life.fits > 1:
+            self.notes.wait(self.notes.everybody_here, "the other workers")
 
     def _open(self, epoch: int) -> None:
-        """In sync nobody begins an epoch before all can: its first rounds would lack somebody."""
-        if not self.sync or epoch == self.options.initial_epoch:
+        """Takes part again. In sync nobody begins an epoch before all can: its first rounds would lack somebody."""
+        client, notes = self.client, self.notes
+        client.join()
+        if not self.sync:
             return
-        self.client.join()
-        self._meet(self._key(epoch, "open"))
-        self.client.pull()
+        notes.mark(epoch)
+        if client.chief:
+            notes.wait(lambda: notes.all_at(epoch), "the other workers")
+            notes.tell(open=epoch)
+        else:
+            notes.wait(lambda: notes.chief().get("open", epoch - 1) >= epoch, "the chief to begin the epoch")
+        client.pull()
 
-    def _meet(self, key: str) -> None:
-        """Waits until every worker that is alive has come here; the chief says when."""
-        self.client.post(key, True)
-        if self.client.chief:
-            self._wait(lambda: self._all_at(key), "the other workers")
-            self.client.post(f"{key}/go", True)
-        self._wait(lambda: self.client.read(f"{key}/go"), "the chief to go on")
-
-    def _all_at(self, key: str) -> bool:
-        return set(self.client.read(key)) >= self._alive()
-
-    def _alive(self) -> set[str]:
-        return {task for task, told in self.client.stats()[0]["workers"].items() if told["phase"] != "gone"}
-
-    def _train(self, epoch: int, calls: Any) -> None:
-        """Works on what is lent until the epoch is over (the chief) or there is nothing left for us (the others)."""
-        loan, began, out = None, self.client.step_now, False
-        while not self.client.stopping:
-            lease = self.client.lend(self._key(epoch, "data"), self.loans, self._seed(), loan)
-            loan = lease.chunk
-            if loan is not None:
-                self._work(loan, epoch, began, calls)
-                continue
-            if lease.over or (not self.client.chief and not self.sync):
-                break
-            if not out and self.sync:
-                out = True
-                self.client.turn("done")  # nobody waits for our gradient any more
-            time.sleep(POLL)
-        if self.sync and not out:
-            self.client.turn("done")
-
-    def _seed(self) -> int | None:
-        """Arrays are shuffled by sample already; chunks are dealt in another order each epoch."""
-        return 20_000 + _fits if isinstance(self.source, Pieces) and self.options.shuffle else None
-
-    def _work(self, loan: int, epoch: int, began: int, calls: Any) -> None:
-        for batch in self._lent(loan, epoch):
-            if self.client.stopping:
-                return
-            if self.each_batch:
-                self._before_batch(began, calls)
-            self._one(batch)
-            if self.each_batch:
-                self._after_batch(began, calls)
-
-    def _lent(self, loan: int, epoch: int) -> Iterator[Batch]:
-        if isinstance(self.source, Pieces):
-            yield from self.source.of(loan, epoch)
-            return
-        total = self.loans * self.group if self.options.steps_per_epoch is None else self._given()
-        passes = self.source.batches
-        for number in range(loan * self.group, min((loan + 1) * self.group, total)):
-            if not self.source.chunked:
-                yield self.source.get(number, epoch)
-            elif self.options.steps_per_epoch is None:
-                if number < passes:
-                    yield self.source.get(number, epoch)
-            else:  # an epoch that is not one pass: the data go on where the last epoch left them
-                place = (epoch - self.options.initial_epoch) * total + number
-                yield self.source.get(place % passes, place // passes)
-
-    def _given(self) -> int:
-        return int(self.options.steps_per_epoch or 0) * (self.workers if self.sync else 1)
-
-    def _one(self, batch: Batch) -> Done:
-        """One step: gradients at the values we have, applied by the ps, and the values that this leads to."""
-        client = self.client
-        rate = self.rate.at(client.step_now - self.begun_at_optimizer)
-        outcome = self.compute.step(batch, self.scale)
-        samples = len(_leaf(batch[0]))
-        if not outcome.finite:
-            return self._overflow(samples, rate)
-        done = client.step(outcome.gradients, float(samples), rate)
-        self.samples += samples
-        self.local += 1
-        self._grow()
-        self.last_loss = outcome.loss
-        self.step_seen(done.step, outcome.loss)
-        return done
-
-    begun_at_optimizer = 0  # a schedule counts the optimizer's steps, which go on over several fits
-    last_loss: Any = None
-
-    def _overflow(self, samples: int, rate: float) -> Done:
-        """float16: the scale was too large. Nothing is applied; a round in sync still needs our part, without weight."""
-        self.scale, self.good = max(self.scale / 2.0, 1.0), 0
-        self.local += 1
-        if self.sync:
-            return self.client.step([None] * len(self.compute.parameters), 1e-9, rate)
-        return self.client.pull()
-
-    def _grow(self) -> None:
-        if self.scaling is not None:
-            self.good += 1
-            if self.good >= SCALE_AFTER:
-                self.scale, self.good = self.scale * 2.0, 0
-
-    def step_seen(self, step: int, loss: Any, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if at_once or now - self.said >= REPORT_EVERY:
-            self.said = now
-            self.reports.step(step, self.local, None if loss is None else float(loss))
-
-    # --- callbacks on batches
-
-    def _before_batch(self, began: int, calls: Any) -> None:
-        if self.exact:
-            self.compute.load(self.client.views)
-        calls.on_train_batch_begin(self.client.step_now - began)
-
-    def _after_batch(self, began: int, calls: Any) -> None:
-        now = time.monotonic()
-        if self.exact or now - self.logged >= REPORT_EVERY:
-            self.logged = now
-            self.logs = self.model.get_metrics_result()
-        if self.exact:
-            self.compute.load(self.client.views)
-        calls.on_train_batch_end(self.client.step_now - began - 1, self.logs)
-        if self.exact and self.client.chief:
-            self._decide_rate()
-            if self.model.stop_training:
-                self.client.stop("a callback")
-
-    logged = 0.0
-    logs: dict[str, Any] = {}  # noqa: RUF012
-
-    # --- the end of an epoch
-
-    def _post_metrics(self, epoch: int) -> None:
-        sums = [np.asarray(self.keras.ops.convert_to_numpy(v.value)).tolist() for v in self._metric_variables()]
-        self.client.post(self._key(epoch, "metrics"), sums)
-
-    def _metric_variables(self) -> list[Any]:
-        return [v for metric in self.model.metrics for v in metric.variables]
-
-    def _close(self, epoch: int, calls: Any) -> dict[str, Any]:
+    def _close(self, epoch: int) -> dict[str, Any]:
         """The run's metrics of this epoch: sums over all workers, and validation on values pulled now."""
-        key, others = self._key(epoch, "metrics"), lambda: self._alive() - {self.me.task}
-        if not self.client.stopping:
-            self._wait(lambda: set(self.client.read(key)) >= others(), "the metrics of the other workers")
-        variables = self._metric_variables()
-        for sums in (told for task, told in self.client.read(key).items() if task != self.me.task):
-            for variable, more in zip(variables, sums, strict=True):
-                value = self.keras.ops.convert_to_numpy(variable.value)
-                variable.assign(value + np.asarray(more, value.dtype))
-        logs = dict(self.model.get_metrics_result())
-        if not self.sync:
-            self.client.turn("validating")
-        self.client.pull()
-        self.compute.load(self.client.views)
-        if self.options.validation_data is not None and self._validates(epoch):
-            logs.update(self._validate(calls))
-        if not self.sync:
-            self.client.join()
-        return {name: float(value) for name, value in logs.items()}
+        client, notes = self.client, self.notes
+        client.pull()
+        self.compute.load(client.views)
+        if not client.stopping:
+            notes.wait(lambda: self._all_told(epoch), "the metrics of the other workers")
+        for task, sums in notes.sums(epoch).items():
+            if task != self.me.task:
+                self.share.add(sums)
+        logs = plain(self.model.get_metrics_result())
+        if self.options.validates(epoch):
+            logs.update(self._validate())
+        self.reports.metrics({name: value for name, value in logs.items() if isinstance(value, float)})
+        return logs
 
-    def _validates(self, epoch: int) -> bool:
-        every = self.options.validation_freq
-        return (epoch + 1) % every == 0 if isinstance(every, int) else epoch + 1 in every
+    def _all_told(self, epoch: int) -> bool:
+        return set(self.notes.sums(epoch)) >= set(self.notes.marks()) - {self.me.task}
 
-    def _validate(self, calls: Any) -> dict[str, Any]:
+    def _validate(self) -> dict[str, Any]:
         o = self.options
         x, y, weights = self.keras.utils.unpack_x_y_sample_weight(o.validation_data)
-        if self.sync:
+        if self.sync and self.place.workers > 1:
             self.reports.say("the chief validates; in sync the others wait for it")
         found = self.model.evaluate(
             x, y, sample_weight=weights, batch_size=o.validation_batch_size or o.batch_size, steps=o.validation_steps,
-            callbacks=calls, return_dict=True, verbose=0,
+            callbacks=self.calls.list, return_dict=True, verbose=0,
         )  # fmt: skip
-        return {f"val_{name}": value for name, value in found.items()}
+        return {f"val_{name}": value for name, value in plain(found).items()}
 
-    def _closed(self, epoch: int) -> dict[str, Any]:
-        found = self._wait(lambda: self.client.read(self._key(epoch, "closed")), "the chief to close the epoch")
-        told: dict[str, Any] = next(iter(found.values()))
-        return told
-
-    def _decide_rate(self) -> None:
-        """A callback on the chief may have set the learning rate: it holds for everybody."""
-        if not self.rate.scheduled:
-            before = self.rate.at(0)
-            if (now := self.rate.read()) != before or self.client.rate_set not in (None, now):
-                self.client.set_learning_rate(now)
-
-    def _keep_what_callbacks_set(self) -> None:
-        """A callback may have set weights (EarlyStopping restores the best ones): they are the run's from now on."""
-        if self.compute.changed(self.client.views):
+    def _heed(self) -> None:
+        """A callback may have set the learning rate, or weights: they are the run's from now on."""
+        self.share.decide_rate()
+        if self.compute.changed():
             self.client.store(self.compute.initial())
             self.client.pull()
+            self.compute.load(self.client.views)
 
-    def _wait(self, found: Callable[[], Any], what: str) -> Any:
-        """Asks the board until it has an answer; the screen is told when that takes long."""
-        since, told = time.monotonic(), False
-        while not (answer := found()):
-            time.sleep(POLL)
-            if not told and time.monotonic() - since > PATIENCE:
-                told = True
-                self.reports.say(f"waits for {what}")
-        return answer
+    def _closed(self, epoch: int, stop: bool) -> None:
+        history = self.model.history
+        told = {name: [v if isinstance(v, float) else None for v in row] for name, row in history.history.items()}
+        self.notes.keep({"history": told, "epochs": list(history.epoch), "calls": self.calls.memory()})
+        self.notes.tell(closed=epoch, stop=stop)
+
+    def _end(self, calls: Calls, logs: dict[str, Any]) -> Any:
+        """Nobody pushes any more before the last word of the callbacks, and nobody leaves before it is known."""
+        client, notes, me = self.client, self.notes, self.me.task
+        client.turn("done")
+        notes.wait(lambda: notes.all_at(OUT, but=me), "the others to stop")
+        client.pull()
+        self.compute.load(client.views)
+        calls.list.on_train_end(logs)
+        self._heed()
+        notes.tell(end=True, planned=self._plans())
+        self._finish()
+        notes.wait(lambda: notes.all_at(LEFT, but=me), "the others to end")
+        client.stop("")
+        client.set_learning_rate(None)
+        return self.model.history
+
+    def _plans(self) -> int | None:
+        """Samples that an undisturbed fit of these epochs trains on."""
+        done = int(self.notes.own["closed"]) + 1 - int(self.notes.own["first"])
+        if not isinstance(self.source, Arrays) or self.client.stopping:
+            return None
+        return self.source.count(done * (self.source.passes if self.deal.whole else self.deal.batches))
+
+    # --- the others
+
+    def _worker(self) -> Any:
+        o, notes = self.options, self.notes
+        notes.mark(HERE)
+        told = notes.wait(notes.chief, "the chief to begin")
+        self._know(told)
+        self.reports.ready()
+        calls = self.calls = Calls(self.model, o, self._shown(), False, self.keras)
+        calls.list.on_train_begin()
+        for epoch in range(int(told["closed"]) + 1, o.epochs):
+            if self._over(epoch):
+                break
+            calls.list.on_epoch_begin(epoch)
+            self._open(epoch)
+            self.model.reset_metrics()
+            self.share.train(self._epoch(epoch), epoch, calls, stay=False)
+            notes.add_sums(epoch, self.share.sums())
+            calls.list.on_epoch_end(epoch, plain(self.model.get_metrics_result()))
+        self.client.turn("done")
+        notes.mark(OUT)
+        notes.wait(lambda: notes.chief().get("end"), "the chief to end")
+        self.client.pull()
+        self.compute.load(self.client.views)
+        self._finish()
+        self._history(notes.memory())
+        calls.list.on_train_end()
+        notes.mark(LEFT)
+        return self.model.history
+
+    def _over(self, epoch: int) -> bool:
+        """Waits until ``epoch`` may begin; True if it never will."""
+
+        def may() -> Any:
+            told = self.notes.chief()
+            near = told["closed"] >= epoch - 1 - (0 if self.sync else LEAD)
+            return told if near or told["stop"] or told.get("end") or self._asked_to_stop() else None
+
+        told = self.notes.wait(may, "the chief to close the epoch")
+        return bool(told["stop"] or told.get("end") or self.client.stopping)
+
+    def _asked_to_stop(self) -> bool:
+        """Whether somebody has called ``stop``, though we are not stepping."""
+        self.client.stopping = bool(self.client.stats()[0]["stop"])
+        return self.client.stopping
+
+    # --- the end
+
+    def _finish(self) -> None:
+        """The optimizer as it would be after training in one process; and what this worker's share came to."""
+        client, notes = self.client, self.notes
+        if client.rate_set is not None and not self.rate.scheduled:
+            self.optimizer.learning_rate = client.rate_set
+        steps = client.step_now + self.share.offset
+        self.optimizer.iterations.assign(steps)
+        if client.chief:
+            state = {slot: client.layout.views(flat) for slot, flat in client.state().items() if slot}
+            count = len(self.compute.trainable)
+            give_back(self.optimizer, self.compute.trainable, {k: v[:count] for k, v in state.items()}, steps)
+        self.share.seen(client.step_now, None, True)
+        whole = client.stats()[0]
+        stats = whole["workers"].get(self.me.task, {})
+        self.life.planned.append((notes.own or notes.chief()).get("planned"))
+        if client.chief and None not in self.life.planned:
+            self.reports.tell("Data", samples=round(whole["samples"]), planned=sum(n or 0 for n in self.life.planned))
+        self.reports.tell(
+            "Account", samples=self.share.samples, staleness=float(stats.get("staleness_mean", 0.0)),
+            staleness_max=int(stats.get("staleness_max", 0)), dropped=int(stats.get("dropped", 0)),
+        )  # fmt: skip
+
+    def _too_late(self) -> Any:
+        """This fit was over before we came back: take what came of it."""
+        client, notes = self.client, self.notes
+        told = notes.chief()
+        self._know(told)
+        if client.holds(self.compute.parameters, describe(self.optimizer)):
+            client.declare(self.compute.parameters, describe(self.optimizer), self.compute.initial())
+            client.turn("done")
+            self.compute.bind(client.views)
+            self.compute.load(client.views)
+            self._finish()
+        else:  # the run is in a later fit, whose values we get there
+            self.life.planned.append(told.get("planned"))
+        self._history(notes.memory())
+        notes.mark(LEFT)
+        self.reports.ready()
+        return self.model.history
+
+    def _history(self, memory: dict[str, Any]) -> None:
+        """The run's History, as the chief kept it."""
+        history = self.model.history
+        if not isinstance(history, self.keras.callbacks.History):
+            history = self.model.history = self.keras.callbacks.History()
+            history.set_model(self.model)
+        history.history = {name: list(row) for name, row in memory.get("history", {}).items()}
+        history.epoch = list(memory.get("epochs", []))
 
 
-class Pieces:
-    """``muster.chunks`` as a source: a loan is a chunk, cut into batches where it is loaded."""
-
-    chunked = True
-    samples = 0
-
-    def __init__(self, chunks: Chunks, batch: int, options: Options, keras: Any, tf: Any) -> None:
-        self._chunks, self._batch, self._options, self._keras, self._tf = chunks, batch, options, keras, tf
-        self.batches = len(chunks.items)
-        self._first: Arrays | None = None
-
-    def __len__(self) -> int:
-        return len(self._chunks.items)
-
-    def example(self) -> Batch:
-        return self._load(0, 0).example()
-
-    def of(self, number: int, epoch: int) -> Iterator[Batch]:
-        arrays = self._load(number, epoch)
-        for index in range(arrays.batches):
-            yield arrays.get(index, epoch)
-
-    def _load(self, number: int, epoch: int) -> Arrays:
-        loaded = self._chunks.load(self._chunks.items[number])
-        x, y, weights = self._keras.utils.unpack_x_y_sample_weight(loaded)
-        weights = class_weights(y, weights, self._options.class_weight)
-        seed = 20_000 + _fits + 1000 * number
-        return Arrays(x, y, weights, self._batch, self._options.shuffle, seed, self._keras, self._tf)
-
-
-def _connected(me: Context, reports: Channel) -> Client:
+def _connected(reports: Channel) -> Client:
     """The one client of this process: it lives as long as the process does."""
-    global _client
-    if _client is None:
-        import os
+    import os
 
-        from muster.ps.connect import introduced
+    from muster.ps.connect import introduced
 
-        hello = reports.hello()
-        reports.tell("Joined")
-        _client = introduced(os.environ, hello, notice=reports.say)
-    return _client
-
-
-def _next_name() -> str:
-    global _fits
-    _fits += 1
-    return f"fit-{_fits}"
-
-
-def _batch_calls(given: Sequence[Any], verbose: int) -> tuple[bool, bool]:
-    """Whether any callback wants to hear of batches, and whether one of the user's own does (and sees each exactly)."""
-
-    def wants(callback: Any) -> bool:
-        names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-        kinds = [c for c in type(callback).__mro__ if any(name in vars(c) for name in names)]
-        return bool(kinds) and kinds[0].__name__ != "Callback"
-
-    own = [c for c in given if wants(c) and not type(c).__module__.startswith("keras.")]
-    return verbose == 1 or any(map(wants, given)), bool(own)
-
-
-def _is_array(x: Any, keras: Any) -> bool:
-    flat = keras.tree.flatten(x)
-    return (
-        bool(flat)
-        and all(
-            (hasattr(part, "shape") and hasattr(part, "__getitem__")) or isinstance(part, (list, tuple, float, int))
-            for part in flat
-        )
-        and not hasattr(x, "element_spec")
-    )
-
-
-def _leaf(nest: Any) -> Any:
-    while isinstance(nest, (list, tuple, dict)):
-        nest = next(iter(nest.values())) if isinstance(nest, dict) else nest[0]
-    return nest
-
-
-def _cut(nest: Any, start: int, stop: int) -> Any:
-    if isinstance(nest, dict):
-        return {name: _cut(part, start, stop) for name, part in nest.items()}
-    if isinstance(nest, (list, tuple)):
-        return type(nest)(_cut(part, start, stop) for part in nest)
-    return None if nest is None else nest[start:stop]
-
-
-def _firsts(views: dict[str, list[Any]], count: int) -> dict[str, list[Any]]:
-    return {slot: found[:count] for slot, found in views.items()}
+    hello = reports.hello()
+    reports.tell("Joined")
+    return introduced(os.environ, hello, notice=reports.say)

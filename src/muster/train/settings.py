@@ -26,6 +26,8 @@ def refuse(model: Any, keras: Any) -> None:
                 because="Muster computes the gradients itself, and would pass your version by",
                 try_="put the loss into compile() or compute_loss(), or write the loop with muster.connect()",
             )  # fmt: skip
+    if model.optimizer is None:
+        raise Refused("The model has no optimizer", at=model.name, try_="model.compile(optimizer=...)")
     optimizer, scaling = inner(model.optimizer)
     for name, why in (
         ("use_ema", "moving averages of weights"),
@@ -39,6 +41,21 @@ def refuse(model: Any, keras: Any) -> None:
     parse(describe(optimizer))
     if scaling is not None and getattr(optimizer, "loss_scale_factor", None):
         raise Refused("The optimizer scales the loss twice", at=f"{type(optimizer).__name__}(loss_scale_factor=...)")
+
+
+def refuse_variables(model: Any, trainable: list[Any]) -> None:
+    """Raises Refused for variables that the parameter servers would treat differently from Keras."""
+    if not trainable:
+        raise Refused("The model has nothing to train", at=model.name, try_="layer.trainable = True for some layer")
+    for variable in trainable:
+        if getattr(variable, "constraint", None) is not None:
+            raise Refused(
+                f"{variable.path} has a constraint", at=f"{model.name}: {type(variable.constraint).__name__}",
+                because="the parameter servers update the weights, and know none",
+                try_="leave it out, or use a regularizer",
+            )  # fmt: skip
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise Refused(f"{variable.path} is set by its gradient", at=model.name, because="float8 is not supported")
 
 
 def _is_keras(kind: type, name: str, keras: Any) -> bool:
@@ -62,14 +79,17 @@ def describe(optimizer: Any) -> dict[str, Any]:
 class Rate:
     """The learning rate at a step: the optimizer's number, or its schedule taken at the step that was pulled."""
 
-    def __init__(self, optimizer: Any, tf: Any) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Any, keras: Any, tf: Any) -> None:
+        self._optimizer, self._tf = optimizer, tf
         schedule = getattr(optimizer, "_learning_rate", None)
         self.scheduled = callable(schedule) and not hasattr(schedule, "assign")
-        self._schedule = (
-            tf.function(lambda step: tf.cast(schedule(step), tf.float32), autograph=False) if self.scheduled else None
-        )
-        self._tf = tf
+        takes_step = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+
+        def at(step: Any) -> Any:
+            assert callable(schedule)
+            return tf.cast(schedule(step) if takes_step else schedule(), tf.float32)
+
+        self._schedule = at if not takes_step else tf.function(at, autograph=False)
         self._last: tuple[int, float] = (-1, 0.0)
         self._number = 0.0 if self.scheduled else self.read()
 
@@ -81,22 +101,20 @@ class Rate:
         return self._number
 
     def at(self, step: int) -> float:
-        if self._schedule is None:
+        if not self.scheduled:
             return self._number
         if self._last[0] != step:
             self._last = (step, float(self._schedule(self._tf.constant(step, self._tf.int64))))
         return self._last[1]
 
 
-def give_back(
-    optimizer: Any, slots: dict[str, Any], variables: list[Any], views: dict[str, list[Any]], steps: int
-) -> None:
+def give_back(optimizer: Any, variables: list[Any], views: dict[str, list[Any]], steps: int) -> None:
     """Writes the slots that live on the ps into the optimizer's own variables, so that a saved model holds them."""
     if not optimizer.built:
         optimizer.build(variables)
     by_path = {variable.path: variable for variable in optimizer.variables}
-    for slot in slots:
-        for variable, value in zip(variables, views[slot], strict=True):
+    for slot, values in views.items():
+        for variable, value in zip(variables, values, strict=True):
             path = f"{optimizer.name}/{variable.path.replace('/', '_')}_{slot}"
             if path in by_path:
                 by_path[path].assign(value)
