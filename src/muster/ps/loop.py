@@ -9,6 +9,7 @@ answered with silence for ``PENALTY`` seconds.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import select
@@ -329,10 +330,11 @@ def listen_local(run: str, index: int) -> socket.socket:
             because="it is a link, belongs to somebody else or can be entered by others", try_=f"rm -r {place}",
         )  # fmt: skip
     path = socket_path(run, index)
-    Path(path).unlink(missing_ok=True)
+    Path(path + ".new").unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX)
-    sock.bind(path)
+    sock.bind(path + ".new")
     sock.listen(128)
+    os.rename(path + ".new", path)  # over what a killed one left; whoever finds it, finds somebody listening
     return sock
 
 
@@ -355,9 +357,18 @@ def listen_at(address: str) -> socket.socket:
 
 
 def remove_local(run: str, index: int) -> None:
-    """Leave nothing behind: our socket, and the folder with the last of them."""
+    """Leave nothing behind: our socket, those of ps that were killed, and the folder with the last of them."""
     try:
         os.unlink(socket_path(run, index))
+        for other in folder(run).glob("ps-*.sock"):
+            if _deserted(str(other)):
+                other.unlink()
         folder(run).rmdir()
     except OSError:
-        pass  # the next start of this ps has replaced it already, or other ps still have theirs there
+        pass  # another ps still has its socket there, or is just doing the same
+
+
+def _deserted(path: str) -> bool:
+    """Whether nobody listens at a socket any more."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED
