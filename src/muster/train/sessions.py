@@ -1,8 +1,12 @@
 """Sessions of a v1 script: their steps are reported, and they wait at the start barrier for each other.
 
 Three ways lead to a session. A MonitoredSession takes hooks, so it gets one of ours. One that a Supervisor prepares,
-and one that the script makes itself, are followed by way of their ``run``. The barrier stands where the session is
-ready: where the script made it itself, that is seen only as the first step comes, so it stands before that.
+and one that the script makes itself, are followed by way of their ``run``.
+
+The barrier stands after the second step of each worker. A session prepares each kind of run when it comes the first
+time, which takes as long as hundreds of steps: where the barrier stands before that, a worker may find all the work
+done by the others. In sync mode no one can be left behind, and one that stands still holds up all; so there, and where
+nothing is trained, the barrier stands before the first step.
 """
 
 import threading
@@ -11,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from muster.train.imports import wrap
-from muster.train.report import Channel, channel
+from muster.train.report import channel
 from muster.train.steps import Progress, global_step, judge, notes
 
 CLOSING = 5000  # milliseconds that the last read of the global step may take: a ps may have ended before us
@@ -23,9 +27,9 @@ _made_by = threading.local()  # .manager: a SessionManager is making a session, 
 class StepHook:
     """A SessionRunHook in all but name (TensorFlow asks for the methods only, and is not imported here)."""
 
-    def __init__(self, graph: Any, to: Channel, tf: Any) -> None:
+    def __init__(self, graph: Any, tf: Any) -> None:
         self._graph, self._tf = graph, tf
-        self._progress = Progress(judge(graph), to)
+        self._progress = progress_of(graph)
 
     def begin(self) -> None:
         pass
@@ -42,6 +46,16 @@ class StepHook:
 
     def end(self, session: Any) -> None:
         report_last(session.run, self._graph, self._progress)
+
+
+def progress_of(graph: Any) -> Progress:
+    """Follows a session on ``graph``, and holds it at the barrier when its runs are prepared."""
+    return Progress(judge(graph), channel(), when_warm=channel().ready)
+
+
+def warms_up(graph: Any) -> bool:
+    """Whether the barrier can wait for the second step."""
+    return bool(notes(graph).train) and not notes(graph).sync
 
 
 def report_last(run: Callable[..., Any], graph: Any, progress: Progress) -> None:
@@ -70,6 +84,7 @@ def _watch_optimizers() -> None:
     wrap(plain_optimizer, "compute_gradients", _note_loss)
     wrap(plain_optimizer, "apply_gradients", _note_train)
     wrap(sync_optimizer, "apply_gradients", _note_train)
+    wrap(sync_optimizer, "apply_gradients", _note_sync)
 
 
 def _note_loss(plain: Any, self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,17 +104,25 @@ def _note_train(plain: Any, self: Any, pairs: Any, global_step: Any = None, *arg
     return made
 
 
+def _note_sync(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    made = plain(self, *args, **kwargs)
+    notes(made.graph).sync = True
+    return made
+
+
 def _watch_monitored() -> None:
     lib = import_module("tensorflow.python.training.monitored_session")
     tf = import_module("tensorflow.compat.v1")
 
     def init(plain: Any, self: Any, session_creator: Any, hooks: Any, *args: Any, **kwargs: Any) -> None:
-        own = StepHook(tf.get_default_graph(), channel(), tf)
+        graph = tf.get_default_graph()
+        own = StepHook(graph, tf)
         plain(self, session_creator, [own, *(hooks or [])], *args, **kwargs)
         for hook in hooks or []:
             if isinstance(hook, tf.train.StopAtStepHook) and hook._last_step is not None:
                 channel().tell("Total", steps=int(hook._last_step))
-        channel().ready()
+        if not warms_up(graph):
+            channel().ready()
 
     wrap(lib._MonitoredSession, "__init__", init)
 
@@ -126,15 +149,12 @@ def _watch_supervisor() -> None:
 
     def prepare(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         session = plain(self, *args, **kwargs)
-        channel().ready()
-        follow(session, Progress(judge(session.graph), channel()), _nothing)
+        if not warms_up(session.graph):
+            channel().ready()
+        follow(session, progress_of(session.graph))
         return session
 
     wrap(lib.Supervisor, "prepare_or_wait_for_session", prepare)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _watch_plain() -> None:
@@ -152,21 +172,18 @@ def _watch_plain() -> None:
     def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
         if not getattr(_made_by, "manager", False) and (self._target or b"").startswith(b"grpc"):
-            follow(self, Progress(judge(self.graph), channel()), channel().ready)
+            follow(self, progress_of(self.graph))
 
     for name in ("prepare_session", "recover_session", "wait_for_session"):
         wrap(manager, name, managed)
     wrap(session, "__init__", init)
 
 
-def follow(session: Any, progress: Progress, before_first: Callable[[], None]) -> None:
-    """Report the steps of a session that takes no hooks. ``before_first`` is called when the first step comes."""
+def follow(session: Any, progress: Progress) -> None:
+    """Report the steps of a session that takes no hooks."""
     plain_run, plain_close = session.run, session.close
-    waits = [before_first]
 
     def run(fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
-        if waits and progress.trains(fetches):
-            waits.pop()()
         extra = progress.before(fetches)
         asked = (fetches, extra) if extra else fetches
         result = plain_run(asked, feed_dict=feed_dict, options=options, run_metadata=run_metadata)

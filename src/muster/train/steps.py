@@ -17,6 +17,7 @@ from typing import Any
 
 from muster.train.report import EVERY, Channel
 
+WARM = 2
 READS = ("Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "ResourceGather", "VarIsInitializedOp")
 
 
@@ -27,6 +28,7 @@ class Notes:
     train: list[Any] = field(default_factory=list)
     loss: Any = None
     step: Any = None
+    sync: bool = False
 
 
 _notes: "weakref.WeakKeyDictionary[Any, Notes]" = weakref.WeakKeyDictionary()
@@ -78,13 +80,18 @@ def _matters(op: Any) -> bool:
 class Progress:
     """Follows the runs of one session: ask ``before`` what else to fetch, give ``after`` what came of it.
 
-    ``judge(fetches)`` says what a report needs beside a run of them; nothing if that run does not train.
+    ``judge(fetches)`` says what a report needs beside a run of them; nothing if that run does not train. ``when_warm``
+    is called after the second step: by then the session has prepared both runs that it makes, with a report and without.
     """
 
     def __init__(
-        self, judge: Callable[[Any], dict[str, Any]], to: Channel, clock: Callable[[], float] = time.monotonic
+        self,
+        judge: Callable[[Any], dict[str, Any]],
+        to: Channel,
+        clock: Callable[[], float] = time.monotonic,
+        when_warm: Callable[[], None] = lambda: None,
     ) -> None:
-        self._judge, self._to, self._clock = judge, to, clock
+        self._judge, self._to, self._clock, self._when_warm = judge, to, clock, when_warm
         self._runs: dict[tuple[Any, ...], tuple[Any, dict[str, Any]]] = {}
         self._due = 0.0
         self.local = 0
@@ -95,9 +102,6 @@ class Progress:
         extra = self._extra(fetches)
         return extra if extra and self._clock() >= self._due else {}
 
-    def trains(self, fetches: Any) -> bool:
-        return bool(self._extra(fetches))
-
     def after(self, fetches: Any, seen: Mapping[str, Any] | None) -> None:
         """The run went well. ``seen`` is what ``before`` asked for, if it did."""
         if not self._extra(fetches):
@@ -107,6 +111,8 @@ class Progress:
             self._due = self._clock() + EVERY
             self._loss = seen.get("loss")
             self._to.step(seen["step"], self.local, self._loss)
+        if self.local == WARM:
+            self._when_warm()
 
     def close(self, step: int) -> None:
         """``step`` is exact. Sent at once: it is the last."""
