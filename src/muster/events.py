@@ -48,7 +48,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class StopAsked(Event):
-    """The run is to end. ``how`` is ctrl-c, sigterm, stop or lease (hosts gave the launcher up); ``now`` skips the grace."""
+    """The user wants the run to end. ``how`` is ctrl-c, sigterm or stop; ``now`` skips the grace time."""
 
     how: str
     now: bool = False
@@ -106,9 +106,10 @@ class Released(TaskEvent):
 
 @dataclass(frozen=True)
 class Stopping(TaskEvent):
-    """We asked it to go. Its exit, whatever the code, is our doing."""
+    """We asked it to go. Its exit, whatever the code, is our doing, unless it is to ``blame`` (it stalled)."""
 
     why: str = ""
+    blame: bool = False
 
 
 # --- about a task: facts from its agent
@@ -272,6 +273,7 @@ class Stop:
     task: str
     why: str
     grace: float  # seconds between TERM and KILL
+    blame: bool = False  # it counts as a failure of the task
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ SPREADS = {
 }
 
 NO_PROGRESS = 3  # failures of a task in a row without the global step growing, once it had: restarts do not help
-SAME = 2  # tracebacks of a task in a row that are equal: a bug, not bad luck
+SAME = 2  # tracebacks of a task in a row, within the window, that are equal: a bug, not bad luck
 
 
 class Verdict(Enum):
@@ -55,12 +55,13 @@ def decide(state: State, now: float, plan: Plan) -> Iterator[Action]:
     if (why := verdict(state, now, plan)) is not None:
         yield from _end(state, now, plan, why)
         return
-    causes = [name for name in state.members[Phase.FAILED] if spread(plan.tasks[name], plan) is EVERYONE]
+    over = training_over(state, plan)
+    failed = [plan.tasks[name] for name in state.members[Phase.FAILED]]
+    causes = [task.id for task in failed if spread(task, plan) is EVERYONE and not (over and task.role == "ps")]
     if causes:
         yield from _together(state, now, plan, causes[0])
         return
     yield from _stalled(state, now, plan)
-    over = training_over(state, plan)
     if over:
         yield from (Stop(t.id, "training is finished", plan.run.grace) for t in plan.of("ps") if _may_go(t, state))
     for name in among(state, IDLE):
@@ -108,7 +109,7 @@ def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
         return Verdict.PORT
     for name in state.members[Phase.FAILED]:
         task = state.tasks[name]
-        if task.echoes >= SAME:
+        if task.echoes >= SAME and task.failures[-1] - task.failures[-2] <= plan.run.window:
             return Verdict.SAME
         if recent(task, now, plan.run) > plan.run.retries:
             return Verdict.SPENT
@@ -172,7 +173,7 @@ def _stalled(state: State, now: float, plan: Plan) -> Iterator[Action]:
     for task in plan.workers:
         t = state.tasks[task.id]
         if t.phase in ALIVE - {Phase.STOPPING, Phase.READY} and now >= max(t.stepped, t.started) + plan.run.stall:
-            yield Stop(task.id, f"no step for {plan.run.stall:g} s", plan.run.grace)
+            yield Stop(task.id, f"no step for {plan.run.stall:g} s", plan.run.grace, blame=True)
 
 
 def _open_barrier(state: State, now: float, plan: Plan) -> Iterator[Action]:

@@ -9,7 +9,7 @@ that is over is late, not wrong, and is dropped; anything else that is not in th
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from muster.events import (
@@ -111,6 +111,7 @@ class TaskState:
     stepped: float = 0.0  # when the last step was reported
     loss: float | None = None
     forced: bool = False
+    blamed: str = ""  # why it was asked to go, where that was its own fault
     account: Account | None = None
     stuck: int = 0  # failures in a row during which the global step of the run did not grow
     stuck_at: int = -1  # the highest global step of the run at the last of them
@@ -204,7 +205,7 @@ class State:
         elif isinstance(event, Released):
             task.released = True
         elif isinstance(event, Stopping):
-            task.forced = True
+            task.forced, task.blamed = True, event.why if event.blame else ""
         elif isinstance(event, Exited):
             phase = self._exit(event, task, phase)
         if phase is not task.phase:
@@ -214,10 +215,13 @@ class State:
 
     def _exit(self, event: Exited, task: TaskState, phase: Phase) -> Phase:
         task.code, task.error, task.listening, task.frozen = event.code, event.error, False, False
-        if phase is Phase.STOPPED:
+        if phase is Phase.STOPPED and not task.blamed:
             return phase
-        if event.code == 0:
+        if event.code == 0 and not task.blamed:
             return Phase.DONE
+        if task.blamed:
+            event = replace(event, error=event.error or task.blamed)
+            task.error = event.error
         task.failures.append(event.at)
         task.echoes = task.echoes + 1 if event.trace and event.trace == task.trace else 1
         task.trace = event.trace
@@ -278,6 +282,7 @@ def _begin(task: TaskState, event: Started) -> None:
     task.attempt, task.started, task.before = event.attempt, event.at, task.steps
     task.local, task.step, task.stepped, task.pid, task.code = 0, -1, 0.0, 0, None
     task.listening = task.released = task.frozen = task.forced = task.joined = task.finished = False
+    task.blamed = ""
     task.taken, task.loss = None, None
 
 

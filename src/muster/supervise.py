@@ -100,9 +100,9 @@ def _intents(action: Action, state: State, now: float) -> Iterator[Event]:
             yield Started(now, task, attempt)
         case Release(task):
             yield Released(now, task, state.tasks[task].attempt)
-        case Stop(task, why):
+        case Stop(task, why, _, blame):
             if state.tasks[task].phase is not Phase.STOPPING:
-                yield Stopping(now, task, state.tasks[task].attempt, why)
+                yield Stopping(now, task, state.tasks[task].attempt, why, blame)
 
 
 def _act(action: Action, plan: Plan, launcher: Launcher) -> None:
@@ -111,7 +111,7 @@ def _act(action: Action, plan: Plan, launcher: Launcher) -> None:
             launcher.start(plan.tasks[task], attempt)
         case Release(task):
             launcher.release(plan.tasks[task])
-        case Stop(task, _, grace):
+        case Stop(task, _, grace, _):
             launcher.stop(plan.tasks[task], grace)
 
 

@@ -164,6 +164,13 @@ def test_the_same_traceback_twice_is_a_bug_and_not_bad_luck():
     assert verdict(other, 3.0, PLAN) is None
 
 
+def test_the_same_traceback_hours_apart_is_bad_luck():
+    late = after(
+        PLAN, started(PLAN), dies("worker/1", 1.0, trace="E"), back("worker/1", 2), dies("worker/1", 3600, 2, 1, "E")
+    )
+    assert verdict(late, 3600.0, PLAN) is None
+
+
 @pytest.mark.parametrize(("grows", "ends"), [(False, True), (True, False)])
 def test_restarts_that_bring_no_progress_end_the_run(grows, ends):
     """P16: three failures in a row without the step growing, once it had."""

@@ -170,6 +170,23 @@ def test_the_run_gives_up_and_names_the_first_failure(ran):
     assert [round(b - a - 1.0) for a, b in pairwise(starts)] == [1, 2, 4]
 
 
+def test_workers_that_stall_again_and_again_use_up_their_restarts(ran):
+    """P21: it was ended by us, and by its own fault."""
+    end = ran(lambda task, attempt: [(0.1, says(Listening, port=task.port))], stall=5.0, retries=3, backoff=0.1)
+    assert not end.summary.ok and end.summary.cause.endswith("too many restarts")
+    assert "no step for 5 s" in end.summary.because and end.attempts["worker/1"] <= 4
+
+
+def test_a_ps_that_dies_when_training_is_over_takes_nobody_back(ran):
+    def script(task, attempt):
+        if task.role == "ps":
+            return [(0.1, says(Listening, port=task.port)), (9.99, 1)]
+        return [(0.1, says(Listening, port=task.port)), (10.0 - 0.1, says(Finished)), (20.0, 0)]
+
+    end = ran(script, stop_takes=5.0)
+    assert end.summary.ok and set(end.attempts.values()) == {1}
+
+
 def test_the_same_python_error_twice_ends_the_run_at_once(ran):
     """P14: no retry storm."""
     bug = Exited(0, "", 0, 1, "ValueError: bad", "Traceback\nValueError: bad")

@@ -50,12 +50,21 @@ def _more(path: Path, name: str, places: dict[str, int]) -> bytes:
     try:
         with path.open("rb") as file:
             at = places.get(name, 0)
-            if file.seek(0, 2) < at:
-                at = 0
+            size, before = file.seek(0, 2), b""
+            if size < at:  # rotated: what it still got before that stands in the old part
+                before, at = _rest(path.with_suffix(".log.1"), at), 0
             file.seek(at)
             got = file.read()
-            if got:
-                places[name] = at + len(got)
-            return got
+            places[name] = at + len(got)
+            return before + got
+    except FileNotFoundError:
+        return b""
+
+
+def _rest(path: Path, at: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read()
     except FileNotFoundError:
         return b""

@@ -46,6 +46,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MARK = b"\n--muster-agent--\n"  # what a login shell prints before this is not ours
+UNDYING = 5.0  # seconds after KILL from which a process counts as one that cannot be killed
 LAST_GRACE = 1.0  # between TERM and KILL when the lease is over
 BACKLOG = 4 << 20  # bytes waiting for the launcher beyond which we stop reading the tasks' output
 PORT_EVERY = 0.2  # seconds between looks at the ports of tasks that do not listen yet
@@ -69,6 +70,7 @@ class Task:
         self.tail = b""
         self.listening = self.taken = False
         self.kill_at: float | None = None
+        self.killed_at: float | None = None
         self.code: int | None = None
 
     @property
@@ -137,7 +139,10 @@ class Agent:
         for task in list(self.tasks.values()):
             if task.kill_at is not None and now >= task.kill_at:
                 task.kill_at = None
+                task.killed_at = now
                 self._signal(task, signal.SIGKILL)
+            if task.killed_at is not None and now >= task.killed_at + UNDYING:
+                self._give_up(task)
         if now >= self.ports_at:
             self.ports_at = now + PORT_EVERY
             self._look_at_ports()
@@ -303,6 +308,7 @@ class Agent:
 
     def _stop(self, task: Task, grace: float) -> None:
         if grace <= 0:
+            task.killed_at = time.monotonic()
             self._signal(task, signal.SIGKILL)
             return
         if task.kill_at is None:
@@ -449,11 +455,16 @@ class Agent:
         for task in waiting:
             if not (mine := inodes.get(task.port)):
                 continue
-            if any(_holds(pid, mine) for pid in _session(task.pid)):
+            if any(_holds(pid, mine) for pid in [*_session(task.pid), *self._carrying(task)]):
                 task.listening = True
                 self.say("Listening", task, port=task.port)
             else:
                 self._look_for_holder(task)
+
+    def _carrying(self, task: Task) -> list[int]:
+        """Processes below us that carry the task's name, whatever session they have made for themselves."""
+        mark = ("MUSTER_TASK=%s" % task.id).encode()
+        return [pid for pid in _below(os.getpid(), set()) if mark in _environ(pid)]
 
     def _look_for_holder(self, task: Task) -> None:
         if task.port and not task.taken and (holder := port_holder(task.port)) is not None:
@@ -461,6 +472,18 @@ class Agent:
             self.say("PortTaken", task, port=task.port, pid=holder[0], holder=holder[1])
 
     # --- leaving nothing behind
+
+    def _give_up(self, task: Task) -> None:
+        """KILL did not end it: it waits inside the kernel (state D: a dead disk or network folder). We do not."""
+        with contextlib.suppress(OSError):
+            if _stat(task.pid)[0] != "Z":
+                said = "pid %d does not die of KILL (state %s): it waits inside the kernel" % (
+                    task.pid,
+                    _stat(task.pid)[0],
+                )
+                self._forget(task)
+                del self.tasks[task.id]
+                self.say("Exited", task, code=-int(signal.SIGKILL), error=said, trace=said)
 
     def _sweep(self, task: Task) -> int:
         """Ends what ``task`` left behind: its process group, and whatever else below us carries its name."""
