@@ -48,7 +48,7 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class StopAsked(Event):
-    """The user wants the run to end. ``how`` is ctrl-c, sigterm or stop; ``now`` skips the grace time."""
+    """The run is to end. ``how``: ctrl-c, sigterm, stop, or lease (hosts gave us up); ``now`` skips the grace time."""
 
     how: str
     now: bool = False
