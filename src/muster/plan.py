@@ -162,7 +162,7 @@ def _placed(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, F
     at = f"{cluster.source or 'this machine'}: run"
     asked = sum(_count(run, role) for role in ("chief", "ps", "worker"))
     ports = port_range(run.ports, f"{at}.ports")
-    free = {h.name: iter([p for p in ports if p not in facts.get(h.name, Facts()).busy]) for h in hosts}
+    free = _free_ports(ports, hosts, facts)
     room = {h.name: h.slots if h.slots is not None else len(ports) for h in hosts}
     if asked > sum(room.values()):
         raise Refused(
@@ -210,6 +210,15 @@ def _placed(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, F
     for role in ("chief", "worker"):
         for index in range(_count(run, role)):
             yield compute(role, index)
+
+
+def _free_ports(ports: range, hosts: list[Host], facts: Mapping[str, Facts]) -> dict[str, Iterator[int]]:
+    """By host; hosts that share an address (containers behind several sshd) share its ports."""
+    busy: dict[str, set[int]] = {}
+    for host in hosts:
+        busy.setdefault(key(host.address), set()).update(facts.get(host.name, Facts()).busy)
+    of = {address: iter([port for port in ports if port not in taken]) for address, taken in busy.items()}
+    return {host.name: of[key(host.address)] for host in hosts}
 
 
 def _gpus_of(host: Host, facts: Mapping[str, Facts]) -> tuple[int, ...] | None:

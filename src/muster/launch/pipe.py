@@ -28,6 +28,7 @@ from muster.plan import Task
 MAX_UP = 16 << 20
 BEAT, SILENCE = 1.0, 5.0  # seconds between heartbeats, and after which a host that does not answer them is lost
 PUSH_EVERY = 0.02  # seconds between tries to write to a pipe that is full
+DIALLED = float("inf")  # a host that has been dialled is due again once that has failed, not before
 AT_ONCE, TRIES = 8, 5  # logins under way at one moment, and how often one that found its sshd too busy is repeated
 BUSY = re.compile(r"kex_exchange_identification|Connection (reset|closed) by|ssh_exchange_identification")
 
@@ -219,23 +220,25 @@ class AgentLauncher:
         due, tried = dict.fromkeys(self._hosts, 0.0), dict.fromkeys(self._hosts, 0)
         failed: dict[str, AgentPipe] = {}
         news: list[Event] = []
-        until = self.now() + within
+        room, until = AT_ONCE, self.now() + within
         try:
             while due and self.now() < until:
-                self._dial_some(due)
+                self._dial_some(due, room)
                 for event in self.wait(self.now() + 0.05):
                     if isinstance(event, HostUp):
                         due.pop(event.host, None)
+                        until = self.now() + within  # as long as any come, the others are waited for
                     if isinstance(event, Event) and not isinstance(event, HostLost):
                         news.append(event)
                 if any(isinstance(event, StopAsked) for event in news):
                     return news
-                for name in [name for name in due if name in self._pipes and self._pipes[name].ended]:
+                for name in [name for name in due if due[name] == DIALLED and self._pipes[name].ended]:
                     tried[name] += 1
                     if tried[name] > TRIES or not BUSY.search(self._pipes[name].complaint()):
                         failed[name] = self._pipes[name]
                         del due[name]
-                    else:
+                    else:  # as many as are let in just now, and no more
+                        room = max(1, min(room, len(self._under_way(due))))
                         due[name] = self.now() + 0.25 * 2.0 ** tried[name]
             failed |= {name: self._pipes[name] for name in due if name in self._pipes}
             if failed:
@@ -245,12 +248,15 @@ class AgentLauncher:
             self.close()
             raise
 
-    def _dial_some(self, due: dict[str, float]) -> None:
+    def _under_way(self, due: dict[str, float]) -> list[str]:
+        return [name for name in due if name in self._pipes and not self._pipes[name].ended]
+
+    def _dial_some(self, due: dict[str, float], room: int) -> None:
         """Dials hosts whose time has come, a few at one moment: an sshd, or a jump host, refuses a crowd."""
-        under_way = [name for name in due if name in self._pipes and not self._pipes[name].ended]
+        under_way = self._under_way(due)
         waiting = [name for name in due if name not in under_way and due[name] <= self.now()]
-        for name in waiting[: AT_ONCE - len(under_way)]:
-            due[name] = float("inf")  # until it has failed
+        for name in waiting[: max(0, room - len(under_way))]:
+            due[name] = DIALLED
             self._dial(self._hosts[name])
 
     def _dial(self, host: Host) -> AgentPipe:
