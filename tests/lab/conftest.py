@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .lab import Lab, why_not
+from .remote import Site, site_on
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,3 +28,18 @@ def make_lab() -> Iterator[Callable[..., Lab]]:
 @pytest.fixture
 def lab(make_lab: Callable[..., Lab]) -> Lab:
     return make_lab()
+
+
+@pytest.fixture(scope="module")
+def one_lab_for_all() -> Iterator[Site]:
+    if why_not():
+        pytest.skip(why_not())
+    with site_on(Lab()) as site:
+        yield site
+
+
+@pytest.fixture
+def site(one_lab_for_all: Site) -> Iterator[Site]:
+    """``muster run`` in a lab that the tests of a module share; mended after each."""
+    yield one_lab_for_all
+    one_lab_for_all.mend()

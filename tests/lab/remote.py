@@ -1,0 +1,302 @@
+"""``muster run`` as a user of ``ctl`` types it, on machines of a lab, over stand-in scripts that need no TensorFlow.
+
+Every wait here is for a condition, and has a limit. After each test the lab is whole again and empty of processes.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from muster.events import Event, Exited, Spawned
+from muster.journal import RunFolder, read
+
+from .lab import SEED, Lab
+
+LIMIT = 60.0
+PS0, PS1, WORKER0, WORKER1, WORKER2 = SEED
+PRELUDE = """\
+import json, os, signal, socket, sys, time
+import muster
+me, attempt = os.environ["MUSTER_TASK"], int(os.environ["MUSTER_ATTEMPT"])
+role, index = me.split("/")
+told = json.loads(os.environ["MUSTER_CLUSTER"])["cluster"]
+host, _, port = told[role][int(index)].rpartition(":")
+def say(*words): print(*words, flush=True)
+def listen(): return socket.create_server((host, int(port)))
+def serve():
+    global server
+    server = listen()
+    while True: time.sleep(600)
+"""
+SERVE = PRELUDE + 'if role == "ps": serve()\nserver = listen()\n'
+STEPS = """
+muster.ready()
+for step in range(1, 11):
+    muster.report(step=step, loss=1 / step)
+    time.sleep(0.02)
+"""
+FOREVER = """
+muster.ready()
+step = 0
+while not os.path.exists("enough"):
+    step += 1
+    muster.report(step=step)
+    time.sleep(0.05)
+"""
+
+Found = TypeVar("Found")
+
+
+def until(found: Callable[[], Found], limit: float = LIMIT, what: str = "") -> Found:
+    """What ``found`` returns once that is true."""
+    end = time.monotonic() + limit
+    while not (got := found()):
+        assert time.monotonic() < end, f"not within {limit:.0f} s: {what or found}"
+        time.sleep(0.05)
+    return got
+
+
+def slack(seconds: float) -> float:
+    """``seconds`` on an idle machine; longer while others want its processors."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def toml(table: Mapping[str, Any]) -> str:
+    return "".join(f"{key} = {_value(value)}\n" for key, value in table.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(v)}" for key, v in value.items()) + " }"
+    return json.dumps(value)
+
+
+class Launch:
+    """One ``muster run`` on ``ctl``. ``process`` is muster itself."""
+
+    def __init__(self, site: "Site", number: int, argv: Sequence[str]) -> None:
+        self.site = site
+        self.out, self.err = (site.lab.folder / f"launch-{number}.{name}" for name in ("out", "err"))
+        self.began = time.monotonic()
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                site.lab.argv("ctl", argv, site.lab.home),
+                env=site.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    def run(self) -> RunFolder:
+        """The folder of the run, once it has begun."""
+
+        def begun() -> list[Path]:
+            journals = [p for p in self.site.runs.glob("*/journal.jsonl") if p.stat().st_size]
+            mine = [p for p in journals if next(read(p)).pid == self.process.pid]  # type: ignore[attr-defined]
+            return sorted(mine, key=lambda p: p.stat().st_mtime_ns)
+
+        until(lambda: begun() or self.process.poll() is not None, what=f"the run begins\n{self.text()}")
+        assert begun(), self.text()
+        return RunFolder(begun()[-1].parent)
+
+    def events(self, kind: type[Event] = Event, **like: Any) -> list[Any]:
+        found = [e for e in read(self.run().journal) if isinstance(e, kind)]
+        return [e for e in found if all(getattr(e, name) == value for name, value in like.items())]
+
+    def saw(self, kind: type[Event], limit: float = LIMIT, **like: Any) -> Any:
+        """The first such event, as soon as it has come."""
+        what = f"{kind.__name__} {like}"
+        with contextlib.suppress(AssertionError):
+            until(lambda: self.events(kind, **like) or self.process.poll() is not None, limit, what)
+        assert self.events(kind, **like), f"no {what}\n{self.text()}"
+        return self.events(kind, **like)[0]
+
+    def log(self, task: str) -> str:
+        path = self.run().logs / f"{task.replace('/', '-')}.log"
+        return path.read_text(errors="surrogateescape") if path.exists() else ""
+
+    def said(self, task: str, words: str) -> str:
+        """The log of a task, as soon as ``words`` are in it."""
+        until(lambda: words in self.log(task), what=f"{task} says {words!r}\n{self.text()}")
+        return self.log(task)
+
+    def pid(self, task: str, attempt: int = 1) -> int:
+        return int(self.saw(Spawned, task=task, attempt=attempt).pid)
+
+    def codes(self) -> dict[str, list[int]]:
+        """The exits of each task, in order."""
+        found: dict[str, list[int]] = {}
+        for event in self.events(Exited):
+            found.setdefault(event.task, []).append(event.code)
+        return found
+
+    def attempts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for event in self.events(Spawned):
+            found[event.task] = max(found.get(event.task, 0), event.attempt)
+        return found
+
+    def signal(self, sig: int) -> None:
+        self.process.send_signal(sig)
+
+    def wait(self, limit: float = LIMIT) -> int:
+        """The exit code. Fails unless nothing is left on any machine that can be reached."""
+        try:
+            code = self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {limit:.0f} s:\n{self.text()}") from None
+        self.seconds = time.monotonic() - self.began
+        self.site.clean(slack(2.0))
+        return code
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def text(self) -> str:
+        return self.out.read_text(errors="replace") + self.err.read_text(errors="replace")
+
+    def result(self) -> dict[str, Any]:
+        """What ``--json`` printed."""
+        made: dict[str, Any] = json.loads(self.out.read_text().splitlines()[-1])
+        return made
+
+
+class Site:
+    """A lab, its cluster file, and the user at ``ctl``."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.runs = lab, lab.folder / "runs"
+        self.env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+        self.env |= {"HOME": str(lab.home), "MUSTER_RUNS": str(self.runs)}
+        self.launches: list[Launch] = []
+        self.broken: set[str] = set()  # hosts that a test has taken out of reach
+
+    # --- what the user writes
+
+    def cluster(
+        self,
+        run: Mapping[str, Any] | None = None,
+        hosts: Mapping[str, Mapping[str, Any]] | None = None,
+        every: Mapping[str, Any] | None = None,
+        **top: Any,
+    ) -> str:
+        """Writes the cluster file. ``hosts`` changes or adds hosts, ``every`` all of them, ``run`` and ``top`` the
+        rest; by default the five seats of the seed at port 2222."""
+        python = {"python": sys.executable, "cwd": str(self.lab.home)}
+        rows = {h: {"name": h.split(".")[0], "address": h, **python, **(every or {})} for h in self.lab.names}
+        if hosts is not None:
+            rows = {h: {**rows.get(h, {"name": h, "address": h, **python}), **row} for h, row in hosts.items()}
+        seats = {"ps": [f"{h}:2222" for h in SEED[:2]], "workers": [f"{h}:2222" for h in SEED[2:]]}
+        heads = {"name": "lab", "launcher": "ssh", "ssh_config": str(self.lab.ssh_config), **top}
+        settings = {**(seats if hosts is None else {}), "engine": "tensorflow", "backoff": 0.1, **(run or {})}
+        text = toml({k: v for k, v in heads.items() if v is not None})
+        text += "".join("\n[[hosts]]\n" + toml(row) for row in rows.values())
+        self.write("ctl", "lab.toml", text + "\n[run]\n" + toml(settings))
+        return "lab.toml"
+
+    def write(self, host: str, name: str, text: str) -> Path:
+        path = self.lab.private(host) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def everywhere(self, name: str, text: str) -> None:
+        for host in self.lab.names:
+            self.write(host, name, text)
+
+    # --- what the user types
+
+    def run(
+        self, code: str, *options: str, args: Sequence[str] = (), name: str = "train.py", check: bool = False
+    ) -> Launch:
+        """``muster run -c lab.toml [--no-check] OPTIONS train.py ARGS``, the script being on all hosts."""
+        self.everywhere(name, code)
+        return self.start(*([] if check else ["--no-check"]), *options, name, *args)
+
+    def start(self, *words: str) -> Launch:
+        if not (self.lab.private("ctl") / "lab.toml").exists():
+            self.cluster()
+        argv = [sys.executable, "-m", "muster", "run", "-c", "lab.toml", *words]
+        launch = Launch(self, len(self.launches), argv)
+        self.launches.append(launch)
+        return launch
+
+    def ask(self, *args: str, within: float = LIMIT, cwd: Path | None = None) -> tuple[int, str]:
+        """Another verb, to its end: exit code, and all that it printed."""
+        argv = self.lab.argv("ctl", [sys.executable, "-m", "muster", *args], cwd or self.lab.home)
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=within, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    # --- what is there
+
+    def left(self, host: str) -> dict[int, str]:
+        """What runs in ``host`` besides sshd: nothing, unless a run is on."""
+        found = self.lab.processes(host)
+        return {pid: said for pid, said in found.items() if not said.startswith("sshd:") and "/sshd -D" not in said}
+
+    def everything(self) -> dict[str, dict[int, str]]:
+        found = {host: self.left(host) for host in (*self.lab.names, "ctl") if host not in self.broken}
+        return {host: processes for host, processes in found.items() if processes}
+
+    def clean(self, within: float) -> None:
+        """Fails unless nothing of a run is alive anywhere ``within`` seconds."""
+        end = time.monotonic() + within
+        while (left := self.everything()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not left, f"left after {within:.1f} s: {left}"
+
+    def copies(self, host: str, task: str) -> list[int]:
+        """The processes of ``task`` on ``host`` (its own and its children's)."""
+        mark = f"MUSTER_TASK={task}".encode()
+        return [pid for pid in self.left(host) if mark in _environ(pid)]
+
+    def logins(self, host: str) -> int:
+        return self.lab._machines[host].log.read_text().count("Accepted publickey")
+
+    # --- afterwards
+
+    def mend(self) -> None:
+        """Ends what a test has left, and takes its faults back."""
+        for launch in self.launches:
+            if launch.process.poll() is None:
+                launch.kill()
+        self.launches.clear()
+        for host in self.lab.names:
+            machine = self.lab._machines[host]
+            if not machine.pid:
+                self.lab.power_on(host)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(machine.pid, signal.SIGCONT)
+            self.lab.plug(host)
+            self.lab.calm(host)
+            self.lab.run_in(host, ["iptables", "-F", "INPUT"])
+            for path in self.lab.private(host).iterdir():
+                if path.name == "enough" or path.name.startswith(".bash"):
+                    path.unlink()
+        (self.lab.private("ctl") / "lab.toml").unlink(missing_ok=True)
+        self.broken.clear()
+        left = {pid for processes in self.everything().values() for pid in processes}
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return []
+
+
+@contextlib.contextmanager
+def site_on(lab: Lab) -> Iterator[Site]:
+    with lab:
+        yield Site(lab)
