@@ -33,6 +33,7 @@ import json
 import os
 import pwd
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -88,6 +89,7 @@ class Agent:
         self.lease: float | None = None
         self.heard_at = time.monotonic()
         self.run = ""
+        self.scratch = ""  # the folder of local sockets is /tmp/muster-UID-SCRATCH
         self.path = ""  # of the zip with the task-side code
         self.last_grace = LAST_GRACE
         self.closing: float | None = None  # since when
@@ -188,6 +190,7 @@ class Agent:
         task = self.tasks.get(order.get("task", ""))
         if verb == "hello":
             self.run, self.lease = order["run"], order.get("lease")
+            self.scratch = order.get("scratch", "").replace("/", "")
             self.last_grace = order.get("last_grace", LAST_GRACE)
             self.path = _unpack(order["code"]) if order.get("code") else order.get("path", "")
             self.say("HostUp", facts={"pid": os.getpid(), "python": sys.executable, "version": sys.version.split()[0]})
@@ -518,6 +521,10 @@ class Agent:
                     os.kill(pid, signal.SIGKILL)
             self._reap()
             time.sleep(0.01)
+        if self.scratch:  # sockets of parameter servers that were killed
+            place = "/tmp/muster-%d-%s" % (os.getuid(), self.scratch)
+            if not os.path.islink(place):
+                shutil.rmtree(place, ignore_errors=True)
         if self.path and os.path.basename(self.path).startswith("muster-code-"):
             with contextlib.suppress(OSError):
                 os.unlink(self.path)

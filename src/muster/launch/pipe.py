@@ -24,6 +24,7 @@ from muster.events import REPORTS, Event, Exited, HostLost, HostUp, StopAsked, p
 from muster.launch import Output
 from muster.launch.agent import HEADER, LENGTH, MARK
 from muster.plan import Task
+from muster.ps.loop import folder
 
 MAX_UP = 16 << 20
 BEAT, SILENCE = 1.0, 5.0  # seconds between heartbeats, and after which a host that does not answer them is lost
@@ -204,6 +205,7 @@ class AgentLauncher:
             "verb": "hello",
             "run": run,
             "lease": lease,
+            "scratch": folder(run).name.split("-", 2)[2],
             "last_grace": last_grace,
             "path": path,
             "code": base64.b64encode(code).decode() if code else "",
