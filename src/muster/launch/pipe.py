@@ -24,7 +24,7 @@ from muster.events import REPORTS, Event, Exited, HostLost, HostUp, StopAsked, p
 from muster.launch import Output
 from muster.launch.agent import HEADER, LENGTH, MARK
 from muster.plan import Task
-from muster.ps.loop import folder
+from muster.ps.scratch import folder
 
 MAX_UP = 16 << 20
 BEAT, SILENCE = 1.0, 5.0  # seconds between heartbeats, and after which a host that does not answer them is lost

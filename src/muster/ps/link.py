@@ -12,7 +12,8 @@ from typing import Any
 
 from muster.errors import RunFailed
 from muster.ps import wire
-from muster.ps.loop import socket_path, tune
+from muster.ps.loop import tune
+from muster.ps.scratch import socket_path
 from muster.ps.tls import server_name
 from muster.ps.wire import Header, WireError
 

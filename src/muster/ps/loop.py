@@ -10,7 +10,6 @@ answered with silence for ``PENALTY`` seconds.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import select
 import socket
@@ -25,6 +24,7 @@ from typing import Any
 from muster.errors import Refused, RunFailed
 from muster.ps import wire
 from muster.ps.peer import Peer, credentials
+from muster.ps.scratch import folder, socket_path
 from muster.ps.server import Server
 from muster.ps.wire import Header, WireError
 
@@ -304,19 +304,6 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 5000)):
         sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def folder(run: str) -> Path:
-    """The folder of a run's local sockets; both sides come to the same one.
-
-    Not under XDG_RUNTIME_DIR, which is emptied when its user logs out. A socket's path has at most 107 bytes.
-    """
-    name = run if len(run) <= 60 else run[:40] + hashlib.sha256(run.encode()).hexdigest()[:16]
-    return Path("/tmp") / f"muster-{os.getuid()}-{name or 'alone'}"
-
-
-def socket_path(run: str, index: int) -> str:
-    return str(folder(run) / f"ps-{index}.sock")
 
 
 def listen_local(run: str, index: int) -> socket.socket:
