@@ -38,6 +38,9 @@ NO_PROGRESS = 3  # failures of a task in a row without the global step growing, 
 SAME = 2  # tracebacks of a task in a row, within the window, that are equal: a bug, not bad luck
 
 
+BAD_REQUEST = 2  # the exit code of a script that was refused (or given bad arguments): the next try gets the same
+
+
 class Verdict(Enum):
     """Why a run ends. The value is what the report says."""
 
@@ -45,6 +48,8 @@ class Verdict(Enum):
     DONE = "done"
     MISMATCH = "a script claims to be another task"
     PORT = "a port is taken"
+    UNUSED = "a script that never calls Muster"
+    REFUSED = "a request that cannot be met"
     SAME = "the same error twice"
     SPENT = "too many restarts"
     NO_PROGRESS = "restarts bring no progress"
@@ -101,6 +106,8 @@ def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
     """Why the run is to end, or None while it is to go on."""
     if state.stop is not None:
         return Verdict.STOPPED
+    if never_joined(state, plan):
+        return Verdict.UNUSED
     if done_at(state, plan) is not None:
         return Verdict.DONE
     if isinstance(state.cause, Mismatch):
@@ -109,6 +116,8 @@ def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
         return Verdict.PORT
     for name in state.members[Phase.FAILED]:
         task = state.tasks[name]
+        if plan.run.engine == "muster" and task.code == BAD_REQUEST and not task.steps:
+            return Verdict.REFUSED
         if task.echoes >= SAME and task.failures[-1] - task.failures[-2] <= plan.run.window:
             return Verdict.SAME
         if recent(task, now, plan.run) > plan.run.retries:
@@ -116,6 +125,14 @@ def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
         if task.stuck >= NO_PROGRESS and state.high > 0:
             return Verdict.NO_PROGRESS
     return None
+
+
+def never_joined(state: State, plan: Plan) -> str:
+    """A worker that ended well and had not asked for the parameter servers: all of them have trained alone, or not."""
+    if plan.run.engine != "muster":
+        return ""
+    done = (t.id for t in plan.workers if state.tasks[t.id].phase is Phase.DONE)
+    return next((name for name in done if not state.tasks[name].joined), "")
 
 
 def done_at(state: State, plan: Plan) -> float | None:

@@ -7,7 +7,7 @@ import msgspec
 
 from muster.events import Exited, Mismatch, PortTaken
 from muster.plan import Plan
-from muster.policy import Verdict, verdict
+from muster.policy import BAD_REQUEST, Verdict, never_joined, verdict
 from muster.state import Phase, State, TaskState
 
 EXIT_CODES = {"ctrl-c": 130, "sigterm": 143, "stop": 130, "lease": 1}
@@ -123,6 +123,8 @@ def _cause(state: State, plan: Plan, why: Verdict | None) -> tuple[str, str, str
         assert state.stop is not None
         how = {"ctrl-c": "Ctrl-C", "sigterm": "a SIGTERM to the launcher", "stop": "muster stop", "lease": LEASE}
         return f"stopped by {how[state.stop.how]}", "", ""
+    if why is Verdict.UNUSED:
+        return _unused(never_joined(state, plan), plan)
     event = state.cause
     if event is None:
         return (why.value if why else "not ended"), "", ""
@@ -140,11 +142,36 @@ def _cause(state: State, plan: Plan, why: Verdict | None) -> tuple[str, str, str
             "end that process, or give the task another port",
         )
     assert isinstance(event, Exited)
+    if why is Verdict.REFUSED and (rows := _rows(event.tail)):
+        return f"{task.id} on {task.host}: {rows[0]}", *rows[1:]
     lived = max(0.0, event.at - state.cause_from)
     what = f"{task.id} on {task.host} ended {lived:.0f} s after it started ({said_code(event.code)})"
     if why in (Verdict.SAME, Verdict.SPENT, Verdict.NO_PROGRESS):
         what += f"; {why.value}"
     return what, _because(event, task.log), _advice(event, plan)
+
+
+def _unused(name: str, plan: Plan) -> tuple[str, str, str]:
+    task, many = plan.tasks[name], len(plan.workers)
+    return (
+        f"{task.id} on {task.host} ended without having called muster.fit or muster.connect",
+        f"so nothing went to the parameter servers: each of the {many} workers trained alone, if it trained",
+        "muster.fit(model, ...) in place of model.fit(...); --tf1 for a script of TensorFlow 1; "
+        "--engine tensorflow --kind v1 | pss | mwms for TensorFlow's own strategies",
+    )
+
+
+def _rows(tail: str) -> tuple[str, str, str] | None:
+    """What an error of ours said at the end of a log: what, because, try."""
+    lines = tail.rstrip().splitlines()
+    first = next((i for i in range(len(lines) - 1, -1, -1) if not lines[i].startswith("  ")), None)
+    if first is None or first == len(lines) - 1:
+        return None
+    found: dict[str, list[str]] = {}
+    for line in lines[first + 1 :]:
+        label, text = line[2:12].strip(), line[12:]
+        found.setdefault(label or next(reversed(found), ""), []).append(text)
+    return lines[first], "\n".join(found.get("because", found.get("at", []))), "\n".join(found.get("try", []))
 
 
 def _because(event: Exited, log: str) -> str:
@@ -204,4 +231,4 @@ def _exit_code(ok: bool, state: State, why: Verdict | None) -> int:
         return 0
     if state.stop is not None:
         return EXIT_CODES[state.stop.how]
-    return NO_PROGRESS_EXIT if why is Verdict.NO_PROGRESS else 1
+    return {Verdict.NO_PROGRESS: NO_PROGRESS_EXIT, Verdict.REFUSED: BAD_REQUEST}.get(why, 1) if why else 1

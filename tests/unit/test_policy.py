@@ -5,6 +5,7 @@ from muster.events import (
     Exited,
     Finish,
     Finished,
+    Joined,
     Listening,
     Mismatch,
     PortTaken,
@@ -19,7 +20,19 @@ from muster.events import (
     StopAsked,
     Stopping,
 )
-from muster.policy import ALONE, EVERYONE, SPREADS, Verdict, decide, ready_at, recent, spread, verdict, wake
+from muster.policy import (
+    ALONE,
+    EVERYONE,
+    SPREADS,
+    Verdict,
+    decide,
+    never_joined,
+    ready_at,
+    recent,
+    spread,
+    verdict,
+    wake,
+)
 
 PLAN = make(ps=1, workers=2, backoff=1.0)
 KINDS = {
@@ -383,3 +396,28 @@ def test_a_ps_that_has_gone_since_training_is_finished_stays_away():
     assert act(state, 60.0, plan) == []
     state.apply(Exited(66.0, "worker/0", 1, 0))
     assert act(state, 66.0, plan) == [Finish(True)]
+
+
+def test_a_worker_that_never_asked_for_the_ps_fails_the_run_though_it_exits_with_0():
+    plan = make(ps=1, workers=3, engine="muster")
+    joined = [Joined(1.0, f"worker/{index}", 1) for index in range(3)]
+    ended = [Exited(9.0, f"worker/{index}", 1, 0) for index in range(3)]
+    assert verdict(after(plan, started(plan), joined, ended), 9.0, plan) is Verdict.DONE
+    for missing in range(3):
+        some = [e for e in joined if e.task != f"worker/{missing}"]
+        state = after(plan, started(plan), some, ended)
+        assert verdict(state, 9.0, plan) is Verdict.UNUSED and never_joined(state, plan) == f"worker/{missing}"
+    alone = after(plan, started(plan), joined[:2], ended[2])
+    assert {action.task for action in act(alone, 9.0, plan)} == {"worker/0", "worker/1"}
+    other = make(ps=1, workers=3)
+    assert verdict(after(other, started(other), ended), 9.0, other) is Verdict.DONE
+
+
+def test_what_is_refused_is_not_tried_again():
+    plan = make(ps=1, workers=2, engine="muster", retries=3)
+    refused = after(plan, started(plan), dies("worker/1", 1.0, code=2))
+    assert verdict(refused, 1.0, plan) is Verdict.REFUSED
+    assert verdict(after(plan, started(plan), dies("worker/1", 1.0, code=1)), 1.0, plan) is None
+    assert verdict(after(plan, started(plan), stepping(plan), dies("worker/1", 9.0, code=2)), 9.0, plan) is None
+    other = make(ps=1, workers=2, retries=3)
+    assert verdict(after(other, started(other), dies("worker/1", 1.0, code=2)), 1.0, other) is None

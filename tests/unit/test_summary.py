@@ -3,6 +3,7 @@ import json
 import pytest
 from making import after, dies, make, started, stepping
 
+from muster.errors import MusterError
 from muster.events import Exited, Metrics, Mismatch, PortTaken, RunEnded, RunStarted, Step, StopAsked, Stopping
 from muster.summary import said_code, summarise
 
@@ -146,3 +147,21 @@ def test_it_is_one_json_object():
 def test_a_run_can_be_told_before_it_has_ended():
     told = summarise(after(PLAN, RAN, started(PLAN)), PLAN, 7.0)
     assert (told.ok, told.cause, told.seconds, told.steps_per_s) == (False, "not ended", 7.0, None)
+
+
+def test_a_script_that_never_calls_muster_is_the_cause_with_the_engines_to_try():
+    plan = make(ps=1, workers=3, engine="muster")
+    told = summary(Exited(9.0, "worker/2", 1, 0), plan=plan)
+    assert told.cause == "worker/2 on here ended without having called muster.fit or muster.connect"
+    assert "3 workers trained alone" in told.because and told.exit_code == 1
+    assert "muster.fit(model, ...)" in told.try_ and "--engine tensorflow --kind v1 | pss | mwms" in told.try_
+
+
+def test_what_was_refused_is_told_as_it_was_told():
+    plan = make(ps=1, workers=2, engine="muster")
+    error = MusterError("Stepper overrides train_step", at="__main__", because="one\ntwo", try_="that")
+    told = summary(Exited(3.0, "worker/1", 1, 2, tail=f"some notice\n{error}\n"), plan=plan)
+    assert told.cause == "worker/1 on here: Stepper overrides train_step"
+    assert (told.because, told.try_, told.exit_code) == ("one\ntwo", "that", 2)
+    usage = summary(Exited(3.0, "worker/1", 1, 2, tail="usage: x\nx: error: bad"), plan=plan)
+    assert "x: error: bad" in usage.because and usage.exit_code == 2
