@@ -35,6 +35,7 @@ check: setup
 	$(BIN)/python -m pytest tests/unit/test_layers.py
 
 bench: setup
+	PATH="$(PATH):$(CURDIR)/$(BIN)" uv pip install --quiet --group bench
 	$(BIN)/python -m bench
 
 # The lock has hashes and no addresses of any index.

@@ -1,4 +1,8 @@
-"""``make bench``: every measurement, one after the other. Figures go to bench/results as JSON."""
+"""``make bench``: every measurement, one after the other. Figures go to bench/results as JSON.
+
+python -m bench                       all, and then the table of docs/reference/performance.md
+python -m bench engines --only W1     one of them, with flags of its own
+"""
 
 import importlib
 import sys
@@ -7,10 +11,13 @@ from pathlib import Path
 
 def main() -> None:
     known = sorted(
-        p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in ("__init__", "__main__", "record")
+        p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in ("__init__", "__main__", "record", "table")
     )
-    for name in sys.argv[1:] or known:
+    named = [word for word in sys.argv[1:] if word in [*known, "table"]]
+    flags = [word for word in sys.argv[1:] if word not in named]
+    for name in named or [*known, "table"]:
         print(f"== {name}", flush=True)
+        sys.argv = [f"bench {name}", *flags]
         importlib.import_module(f"bench.{name}").main()
 
 
