@@ -172,11 +172,15 @@ class Fit:
         model.stop_training = False
         logs: dict[str, Any] = {}
         start = self._prepare(calls)
-        for epoch in range(start, o.epochs if not self.notes.own["stop"] else start):
+        end = start if self.notes.own["stop"] else o.epochs
+        if start >= end:
+            self._begin()
+        for epoch in range(start, end):
             self.compute.load(self.client.views)
             calls.list.on_epoch_begin(epoch)
             self._heed()
-            self._begin(start) if epoch == start else None
+            if epoch == start:
+                self._begin()
             self._open(epoch)
             model.reset_metrics()
             self.share.train(self._epoch(epoch), epoch, calls, stay=True)
@@ -187,8 +191,6 @@ class Fit:
             if self.notes.own["stop"]:
                 self.client.stop("a callback")
                 break
-        else:
-            self._begin(start) if start >= o.epochs else None
         return self._end(calls, logs)
 
     def _shown(self) -> int | None:
@@ -230,13 +232,14 @@ class Fit:
         self.share.first = int(told["first"])
         self.share.offset = int(told["base"]) - int(told["begun"])
 
-    def _begin(self, start: int) -> None:
+    def _begin(self) -> None:
         """Everybody may start: what the callbacks wanted before the first step is done."""
         self.notes.tell()
         self.notes.mark(HERE)
         if self.deal.steps:
-            rest = max(0, self.options.epochs - start) * self.deal.steps
-            self.reports.tell("Total", steps=self.client.step_now + rest)
+            told = self.notes.own
+            whole = max(0, self.options.epochs - int(told["first"])) * self.deal.steps
+            self.reports.tell("Total", steps=int(told["begun"]) + whole)
         self.reports.ready()
         if self.sync and self.life.fits > 1:
             self.notes.wait(self.notes.everybody_here, "the other workers")
@@ -412,7 +415,7 @@ class Fit:
 
     def _history(self, memory: dict[str, Any]) -> None:
         """The run's History, as the chief kept it."""
-        history = self.model.history
+        history = getattr(self.model, "history", None)
         if not isinstance(history, self.keras.callbacks.History):
             history = self.model.history = self.keras.callbacks.History()
             history.set_model(self.model)

@@ -252,10 +252,10 @@ def end_table(summary: Summary, plan: Plan) -> Table:
     columns = ["task", "host", "state", "steps", "restarts", "exit", *(["staleness"] if stale else []), "log"]
     for column in columns:
         right = column in ("steps", "restarts", "staleness")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "staleness")
     for t in summary.tasks:
         cells = [t.task, t.host, t.phase, f"{t.steps:,}" if t.steps else "", str(t.restarts), t.exit]
         if stale:
-            cells.append("" if t.staleness is None else f"{t.staleness:.1f} (max {t.staleness_max})")
+            cells.append("" if t.staleness is None else f"{t.staleness:.1f}, max {t.staleness_max}")
         table.add_row(*cells, Path(t.log).name, style="red" if t.phase == "failed" else "")
     return table

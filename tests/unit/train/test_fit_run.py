@@ -89,12 +89,12 @@ def test_callbacks_decide_in_sync_what_they_decide_in_one_process():
     """The rate is halved, then reduced on a plateau; the rounds are uneven; it stops; the best weights come back."""
 
     def calls():
-        early = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True, min_delta=0.2)
-        plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.1, patience=1, min_delta=0.3, min_lr=1e-4)
+        early = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True, min_delta=0.05)
+        plateau = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.1, patience=1, min_delta=0.1, min_lr=1e-4)
         schedule = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
         return [Halve(), schedule, plateau, early]
 
-    options = dict(epochs=12, callbacks=calls, validation_split=0.25, validation_freq=1)
+    options = {"epochs": 12, "callbacks": calls, "validation_split": 0.25}
     theirs, told, start = alone(classifier, batch_size=60, **options)
     assert 2 < len(told["loss"]) < 12
     with Run(mode="sync") as run:
@@ -108,16 +108,15 @@ def test_callbacks_decide_in_sync_what_they_decide_in_one_process():
     assert rates == pytest.approx([float(np.asarray(theirs.optimizer.learning_rate))] * 3)
 
 
-def wide(optimizer=None):
-    return classifier(
-        layers=[L.BatchNormalization(momentum=0.9), L.Dense(16, kernel_regularizer=keras.regularizers.L2(0.01))]
-    )
+def still():
+    """Normalizes, and does not learn, so that what the statistics are is known."""
+    return classifier(keras.optimizers.SGD(0.0), layers=[L.BatchNormalization(momentum=0.9)])
 
 
 def test_weights_of_samples_and_classes_and_an_uneven_end_are_keras_own():
     """1200 samples in batches of 70: the last round of an epoch has two gradients, one of a smaller batch."""
     weights = np.random.default_rng(3).random(1200).astype("float32")
-    for options in (dict(sample_weight=weights), dict(class_weight={0: 3.0, 1: 0.2})):
+    for options in ({"sample_weight": weights}, {"class_weight": {0: 3.0, 1: 0.2}}):
 
         def make():
             return classifier(metrics=[], weighted_metrics=["accuracy"])
@@ -132,16 +131,19 @@ def test_weights_of_samples_and_classes_and_an_uneven_end_are_keras_own():
 
 def test_statistics_are_the_mean_over_the_workers_and_the_same_everywhere():
     with Run(mode="sync") as run:
-        results = run.all(trained(wide, batch_size=20, epochs=5))
-    ends = [model.get_weights() for model, *_ in results]
-    for end in ends[1:]:
-        assert all(np.array_equal(a, b) for a, b in zip(ends[0], end, strict=True))
-    theirs, _, _ = alone(wide, batch_size=60, epochs=5)
-    for name in ("moving_mean", "moving_variance"):
-        ours, wanted = (
-            next(v.numpy() for v in model.variables if v.path.endswith(name)) for model in (results[0][0], theirs)
+        results = run.all(trained(still, batch_size=20, epochs=2))
+    theirs, _, _ = alone(still, batch_size=60, epochs=2)
+    for name, near in (("moving_mean", 1e-5), ("moving_variance", 0.1)):
+        wanted, *ends = (
+            next(v.numpy() for v in model.variables if v.path.endswith(name))
+            for model in (theirs, *(r[0] for r in results))
         )
-        assert np.abs(ours - wanted).max() < 0.1 * np.abs(wanted).max()
+        assert all(np.array_equal(ends[0], end) for end in ends)
+        assert np.abs(ends[0] - wanted).max() < near * np.abs(wanted).max()
+    with Run() as run:
+        results = run.all(trained(still, batch_size=20, epochs=5))
+    end = next(v.numpy() for v in results[0][0].variables if v.path.endswith("moving_variance"))
+    assert np.abs(end - wanted).max() < 0.25 * np.abs(wanted).max(), "in async too, though each moves it in turn"
 
 
 @pytest.mark.parametrize("mode, rule", [("async", {}), ("bounded", {"max_staleness": 2}), ("sync", {})])
@@ -214,7 +216,7 @@ def test_two_fits_in_one_script_pre_train_and_unfreeze():
 
     theirs = fresh(classifier)
     start = theirs.get_weights()
-    _, told = script(lambda *a, **o: theirs.fit(*a, batch_size=60, **o), theirs)
+    _, told = script(lambda model, *a, **o: model.fit(*a, batch_size=60, **o), theirs)
     with Run(mode="sync") as run:
         results = run.all(lambda worker: script(lambda *a, **o: worker.fit(*a, batch_size=20, **o), fresh(classifier)))
     for model, ours in results:
@@ -394,7 +396,7 @@ def test_random_layers_differ_between_workers_and_repeat_between_runs():
 
 
 def test_callbacks_hear_of_batches_with_the_values_of_that_moment(tmp_path):
-    """The bar, TensorBoard and checkpoints; a callback of the script's own that stops in the middle of an epoch."""
+    """The bar, a log and checkpoints; a callback of the script's own that stops in the middle of an epoch."""
 
     class Watch(keras.callbacks.Callback):
         def __init__(self):
@@ -413,8 +415,8 @@ def test_callbacks_hear_of_batches_with_the_values_of_that_moment(tmp_path):
     def script(worker):
         model = fresh(classifier)
         extra = [
-            keras.callbacks.TensorBoard(str(tmp_path / "board")), keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
-            keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")), watch,
+            keras.callbacks.CSVLogger(str(tmp_path / "log.csv")), keras.callbacks.TerminateOnNaN(), watch,
+            keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
         ]  # fmt: skip
         calls = extra if worker.index == 0 else []
         return worker.fit(model, X, Y, batch_size=20, epochs=3, callbacks=calls, verbose=1).history
