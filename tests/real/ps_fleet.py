@@ -12,7 +12,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from muster.ps import loop, tls, wire
+from muster.ps import scratch, tls, wire
 from muster.ps.client import Client
 from muster.ps.link import Identity, Place
 
@@ -66,7 +66,7 @@ class Fleet:
     def places(self) -> list[Place]:
         if self.tcp:
             return [Place(i, host="127.0.0.1", port=port) for i, port in enumerate(self.ports)]
-        return [Place(i, loop.socket_path(self.run, i)) for i in range(len(self.ports))]
+        return [Place(i, scratch.socket_path(self.run, i)) for i in range(len(self.ports))]
 
     def client(self, worker: int, attempt: int = 1, **settings: Any) -> Client:
         task = f"worker/{worker}"
