@@ -1,9 +1,9 @@
-"""Writes the pages of docs/reference that the code already says: the settings of the cluster file, and the command line.
+"""Writes the pages of docs/reference that the code already says: the cluster file, and the command line.
 
 python docs/generate.py
 
-Types, defaults, bounds and help texts come from the fields of ``muster.cluster`` and the options of ``muster.cli``; only
-the sentences between the tables stand here. ``tests/unit/test_docs.py`` fails where a page and the code differ.
+Types, defaults, bounds and help texts come from the fields of ``muster.cluster`` and the options of ``muster.cli``;
+only the sentences between the tables stand here. ``tests/unit/test_docs.py`` fails where a page and the code differ.
 """
 
 import json
@@ -34,8 +34,8 @@ CLUSTER_FILE = """\
 {made}
 
 A TOML file: the machines, and how to train on them. `muster init` writes a commented one, `muster plan -c FILE` shows
-what it means. Without `-c`, `./cluster.toml` is taken where it exists, else this machine alone. Unknown keys are refused
-with the line, the nearest valid key and the list of keys.
+what it means. Without `-c`, `./cluster.toml` is taken where it exists, else this machine alone. Unknown keys are
+refused with the line, the nearest valid key and the list of keys.
 
 ```toml
 {example}```
@@ -63,8 +63,10 @@ Every key is also a flag of `run`, `plan` and `check` (`gpus_per_worker` is `--g
 
 {run}
 
-Counts and exact seats do not mix: seats for `ps`, `workers` and `chief`, or counts for all. `master` is taken as the old
-name of `chief`, and `worker` as another name of `workers`.
+Left out, `ps` is 2 (0 for kind `mwms`), and `chief` is true for kind `pss` and false for the others.
+
+Counts and exact seats do not mix: seats for `ps`, `workers` and `chief`, or counts for all. `master` is taken as the
+old name of `chief`, and `worker` as another name of `workers`.
 """
 
 EXAMPLE = """\
@@ -140,13 +142,14 @@ CLI = """\
 ```
 {help}```
 
-Options stand before the script; what comes after it is the script's own. Exit codes are on [their own page](exit-codes.md).
+Options stand before the script; what comes after it is the script's own. Exit codes are on
+[their own page](exit-codes.md).
 
 {verbs}
 ## Settings of `[run]` as flags
 
-`run`, `plan` and `check` take these; they win over the cluster file. The same settings stand, with types and defaults, in
-[the cluster file](cluster-file.md).
+`run`, `plan` and `check` take these; they win over the cluster file. The same settings stand, with types and defaults,
+in [the cluster file](cluster-file.md).
 
 {settings}
 """
@@ -169,7 +172,9 @@ def _verb(name: str) -> str:
     usage = command.get_usage(context).removeprefix("Usage: ")
     own = [option for option in _options(name) if not _is_setting(option)]
     table = _table(("option", "what"), [(_flag(option), option.help or "") for option in own])
-    also = "\nand the settings of `[run]`, [below](#settings-of-run-as-flags).\n" if len(own) < len(_options(name)) else ""
+    also = (
+        "\nand the settings of `[run]`, [below](#settings-of-run-as-flags).\n" if len(own) < len(_options(name)) else ""
+    )
     return f"## `muster {name}`\n\n{command.help}\n\n```\n{usage}\n```\n\n{table}\n{also}"
 
 
