@@ -81,7 +81,7 @@ class Progress:
     """Follows the runs of one session: ask ``before`` what else to fetch, give ``after`` what came of it.
 
     ``judge(fetches)`` says what a report needs beside a run of them; nothing if that run does not train. ``when_warm``
-    is called after the second step: by then the session has prepared both runs that it makes, with a report and without.
+    is called after the second step: by then the session has prepared both runs it makes, with a report and without.
     """
 
     def __init__(
