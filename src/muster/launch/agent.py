@@ -423,6 +423,8 @@ class Agent:
                 got = task.channel.recv(1 << 16)
             except (BlockingIOError, ValueError):
                 return
+            except ConnectionResetError:
+                continue  # it died with a line of ours unread; what it had said before is still there
             except OSError:
                 got = b""
             if not got:
