@@ -13,11 +13,11 @@ from typing import Any
 from muster.train.options import Options
 
 BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-LOOKS = ("ModelCheckpoint", "BackupAndRestore", "LambdaCallback")  # Keras' own that use what they see at a batch
+LOOKS = ("ModelCheckpoint", "BackupAndRestore", "LambdaCallback")  # Keras' own that use the model they see
 
 
 class Calls:
-    """``hears``: somebody is told of batches. ``exact``: and may look at the model then."""
+    """``hears``: somebody is told of batches. ``exact``: and may look at the model then. ``saves``: after an epoch."""
 
     def __init__(self, model: Any, options: Options, steps: int | None, chief: bool, keras: Any) -> None:
         given = options.callbacks
@@ -26,7 +26,8 @@ class Calls:
         verbose = (2 if options.verbose == "auto" else int(options.verbose)) if chief else 0
         hearing = [c for c in listed if hears(c, keras)]
         self.hears = verbose == 1 or bool(hearing)
-        self.exact = any(_looks(c) for c in hearing)
+        self.exact = any(_looks(c) and getattr(c, "save_freq", None) != "epoch" for c in hearing)
+        self.saves = any(_looks(c) for c in listed)
         self.list = keras.callbacks.CallbackList(
             listed, add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose, epochs=options.epochs,
             steps=steps,
@@ -53,9 +54,7 @@ def hears(callback: Any, keras: Any) -> bool:
 
 def _looks(callback: Any) -> bool:
     kind = type(callback)
-    if kind.__module__.split(".")[0] != "keras":
-        return True
-    return kind.__name__ in LOOKS and getattr(callback, "save_freq", None) != "epoch"
+    return kind.__module__.split(".")[0] != "keras" or kind.__name__ in LOOKS
 
 
 def _plain(value: Any) -> bool:

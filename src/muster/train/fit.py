@@ -271,6 +271,7 @@ class Fit:
         logs = plain(self.model.get_metrics_result())
         if self.options.validates(epoch):
             logs.update(self._validate())
+        self._give_back(slots=self.calls.saves)
         self.reports.metrics({name: value for name, value in logs.items() if isinstance(value, float)})
         return logs
 
@@ -378,12 +379,7 @@ class Fit:
         client, notes = self.client, self.notes
         if client.rate_set is not None and not self.rate.scheduled:
             self.optimizer.learning_rate = client.rate_set
-        steps = client.step_now + self.share.offset
-        self.optimizer.iterations.assign(steps)
-        if client.chief:
-            state = {slot: client.layout.views(flat) for slot, flat in client.state().items() if slot}
-            count = len(self.compute.trainable)
-            give_back(self.optimizer, self.compute.trainable, {k: v[:count] for k, v in state.items()}, steps)
+        self._give_back(slots=client.chief)
         self.share.seen(client.step_now, None, True)
         whole = client.stats()[0]
         stats = whole["workers"].get(self.me.task, {})
@@ -394,6 +390,15 @@ class Fit:
             "Account", samples=self.share.samples, staleness=float(stats.get("staleness_mean", 0.0)),
             staleness_max=int(stats.get("staleness_max", 0)), dropped=int(stats.get("dropped", 0)),
         )  # fmt: skip
+
+    def _give_back(self, slots: bool) -> None:
+        """To the optimizer: the count of steps, and the slots that live on the ps."""
+        client, steps = self.client, self.client.step_now + self.share.offset
+        self.optimizer.iterations.assign(steps)
+        if slots:
+            kept = {name: client.layout.views(flat) for name, flat in client.state().items() if name}
+            count = len(self.compute.trainable)
+            give_back(self.optimizer, self.compute.trainable, {name: v[:count] for name, v in kept.items()}, steps)
 
     def _too_late(self) -> Any:
         """This fit was over before we came back: take what came of it."""

@@ -1,5 +1,6 @@
 """TensorFlow, once for all tests that train in this process: two logical CPU devices, for MirroredStrategy."""
 
+import collections
 import threading
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+from keras.src.backend.common import global_state  # noqa: E402
 
 tf_cpu = tf.config.list_physical_devices("CPU")[0]
 try:
@@ -16,7 +18,7 @@ except RuntimeError:
 if not tf.config.list_logical_devices("CPU")[1:]:
     pytest.skip("TensorFlow was started before with one device", allow_module_level=True)
 
-BUILDING = threading.Lock()  # Keras counts layer names and seeds for the whole process
+BUILDING = threading.Lock()  # seeds are those of the whole process
 
 
 def data(samples=240, features=8, classes=3, seed=0):
@@ -29,7 +31,8 @@ def data(samples=240, features=8, classes=3, seed=0):
 def fresh(make, seed=7):
     """A model made by ``make``: the same names and weights every time."""
     with BUILDING:
-        keras.utils.clear_session(free_memory=False)
+        # not clear_session(): that takes the scope that another thread is in
+        global_state.set_global_attribute("object_name_uids", collections.defaultdict(int))
         keras.utils.set_random_seed(seed)
         model = make()
         model(np.zeros((1, *model.input_shape[1:]), "float32")) if isinstance(model, keras.Sequential) else None
