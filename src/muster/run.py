@@ -236,7 +236,8 @@ def _prepare(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, F
         if request.passed:
             tasks = {n: replace(t, env={**request.passed, **t.env}) for n, t in plan.tasks.items()}
             plan = replace(plan, tasks=tasks)
-        return plan, facts, create(root, plan)
+        # On disk the cluster file has its full path: muster fetch reads it again, from wherever.
+        return plan, facts, create(root, replace(plan, source=plan.source and os.path.abspath(plan.source)))
 
 
 def plan_there(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, Facts]]:

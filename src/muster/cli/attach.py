@@ -31,8 +31,8 @@ def command(run: str) -> int:
     plan = folder.plan()
     console = Console(highlight=False)
     screen = Screen(console, plan)
-    screen.note(f"attached to run {folder.id}; Ctrl-C leaves it running, muster stop ends it")
     try:
+        screen.note(f"attached to run {folder.id}; Ctrl-C leaves it running, muster stop ends it")
         state = follow(folder, plan, screen)
     except KeyboardInterrupt:
         screen.close()

@@ -17,9 +17,11 @@ from muster.cli.options import cluster_option
 def command(file: Path | None, run: str, paths: tuple[str, ...], to: Path | None) -> int:
     """Bring logs, and files of the hosts, back: PATHS (default: the checkpoint folder) of RUN, one folder a host."""
     import shutil
+    import sys
 
     from muster.cli.options import find_cluster
     from muster.cluster import Cluster
+    from muster.errors import RunFailed
     from muster.journal import find
     from muster.launch.fetch import fetch_host
 
@@ -34,7 +36,13 @@ def command(file: Path | None, run: str, paths: tuple[str, ...], to: Path | None
         if plan.launcher != "local"
         else Cluster()
     )
+    failed = False
     for host in plan.hosts if wanted else ():
-        count = fetch_host(cluster, host, wanted, to / host.name)
-        print(f"{count} file(s) of {host.name} in {to / host.name}")
-    return 0
+        try:
+            count = fetch_host(cluster, host, wanted, to / host.name)
+        except RunFailed as error:  # the others' files are wanted all the same
+            failed = True
+            print(error, file=sys.stderr)
+        else:
+            print(f"{count} file(s) of {host.name} in {to / host.name}")
+    return int(failed)

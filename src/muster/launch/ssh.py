@@ -46,7 +46,7 @@ def options(cluster: Cluster) -> list[str]:
     """What we add to the user's own ssh settings."""
     found = ["-T"]
     if cluster.ssh_config:
-        found += ["-F", cluster.ssh_config]
+        found += ["-F", str(Path(cluster.source).parent / Path(cluster.ssh_config).expanduser())]
     for option in OPTIONS:
         found += ["-o", option]
     if cluster.accept_new_keys:
