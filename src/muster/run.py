@@ -226,11 +226,14 @@ def run(request: Request, watchers: Watchers, bells: Sequence[Doorbell] = ()) ->
 
 
 def _prepare(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, Facts], RunFolder]:
-    there = None if request.cluster.launcher == "local" else plan_there(request, avoid)
+    there = None if request.cluster.launcher == "local" else ask_hosts(request, avoid)
     with planning_lock() as root:
-        plan, facts = there or plan_here(request.cluster, request.script, avoid | ports_in_use(root))
+        busy = avoid | ports_in_use(root)
         if there is None:
+            plan, facts = plan_here(request.cluster, request.script, busy)
             check_here(plan)
+        else:
+            plan, facts = plan_there(request, busy, *there)
         if request.only:
             check_task_name(request.only, plan)
         if request.passed:
@@ -240,22 +243,28 @@ def _prepare(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, F
         return plan, facts, create(root, replace(plan, source=plan.source and os.path.abspath(plan.source)))
 
 
-def plan_there(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, Facts]]:
-    """The plan over ssh: placed once to know whom to ask, and again with what the hosts answered."""
-    cluster, script = request.cluster, request.script
-    known = {host.name: Facts(busy=avoid) for host in cluster.hosts}
-    plan = make_plan(cluster, script, os.getcwd(), known, python="python3")
+def ask_hosts(request: Request, avoid: frozenset[int]) -> tuple[dict[str, Facts], list[str]]:
+    """What the hosts of a first plan answer, and what of it a person should know. Raises CheckFailed."""
+    known = {host.name: Facts(busy=avoid) for host in request.cluster.hosts}
+    plan = make_plan(request.cluster, request.script, os.getcwd(), known, python="python3")
     if not request.check:
-        return plan, known
-    heard, findings = examine(cluster, plan, measure=False, within=30.0)
-    facts = {n: replace(f, busy=f.busy | avoid) for n, f in found_facts(heard.facts, plan).items()}
-    # A port that is taken is an error only where the file names it: elsewhere the second plan goes round it.
-    errors = [f for f in findings if f.severity != "warning" and (plan.exact or f.kind != "port taken")]
-    if errors:
+        return known, []
+    heard, findings = examine(request.cluster, plan, measure=False, within=30.0)
+    # The plan itself goes round a proxy, and round a port that is taken unless the file names that port.
+    mended = {"proxy"} if plan.exact else {"proxy", "port"}
+    if any(f.severity != "warning" and f.kind not in mended for f in findings):
         raise CheckFailed(plan, findings)
-    placed = make_plan(cluster, script, os.getcwd(), facts, python="python3")
-    notes = [f"{f.host}: {f.what} ({f.because})" for f in findings if f.severity == "warning"]
-    return replace(placed, notes=(*placed.notes, *notes)), facts
+    notes = [f"{f.host}: {f.what} ({f.because})" for f in findings if f.kind not in mended]
+    return found_facts(heard.facts, plan), notes
+
+
+def plan_there(
+    request: Request, busy: frozenset[int], known: dict[str, Facts], notes: list[str]
+) -> tuple[Plan, dict[str, Facts]]:
+    """The plan over ssh, with what the hosts have answered. ``busy``: ports to leave alone besides."""
+    facts = {name: replace(fact, busy=fact.busy | busy) for name, fact in known.items()}
+    plan = make_plan(request.cluster, request.script, os.getcwd(), facts, python="python3")
+    return replace(plan, notes=(*plan.notes, *notes)), facts
 
 
 def carry_out(
@@ -338,5 +347,7 @@ def _opened(launcher: AgentLauncher, plan: Plan) -> list[Event]:
         hosts = {host.name: host for host in plan.hosts}
         told = [verdict(hosts[name], said, code) for name, (said, code) in lost.failures.items()]
         what, because, try_, _ = told[0]
-        more = f" (and {', '.join(list(lost.failures)[1:])})" if len(told) > 1 else ""
-        raise RunFailed(what + more, at=plan.source, because=because, try_=try_) from None
+        if len(told) > 1:  # each for its own reason, perhaps
+            because = "\n".join(f"{what}: {because}" for what, because, _, _ in told)
+            what = f"{len(told)} hosts are out of reach: {', '.join(lost.failures)}"
+        raise RunFailed(what, at=plan.source, because=because, try_=try_) from None
