@@ -1,14 +1,11 @@
 """Files of a run, brought back from its hosts: a stream of tar over the same ssh, unpacked here without trusting it."""
 
-import base64
 import json
 import shutil
-import subprocess
 import tarfile
 from pathlib import Path
 
 from muster.cluster import Cluster, Host
-from muster.errors import RunFailed
 from muster.launch import ssh
 
 FAR = """
@@ -30,25 +27,24 @@ def fetch_host(cluster: Cluster, host: Host, paths: list[str], to: Path) -> int:
     to.mkdir(parents=True, exist_ok=True)
     if cluster.launcher == "local":
         return sum(_copy(Path(host.cwd or ".") / path, to) for path in paths)
-    packed = base64.b64encode(FAR.encode()).decode()
-    command = [host.python or "python3", "-c", f"exec(__import__('base64').b64decode('{packed}'))"]
-    with subprocess.Popen(
-        ssh.argv(cluster, host, command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as far:
-        assert far.stdin and far.stdout and far.stderr
-        try:
-            far.stdin.write(json.dumps({"cwd": host.cwd, "paths": paths}).encode() + b"\n")
-            far.stdin.close()
-            while (line := far.stdout.readline()) != MARK:
-                if not line:
-                    raise EOFError
-            with tarfile.open(fileobj=far.stdout, mode="r|") as archive:
-                archive.extractall(to, filter="data")  # no absolute paths, no links out, no devices
-        except (BrokenPipeError, EOFError, tarfile.TarError) as error:
-            said = far.stderr.read().decode("utf-8", "replace")
-            what, because, try_, _ = ssh.verdict(host, said or str(error), far.wait())
-            raise RunFailed(f"nothing was fetched: {what}", at=host.name, because=because, try_=try_) from None
+    with ssh.program(cluster, host, FAR, "nothing was fetched") as far:
+        assert far.stdin and far.stdout
+        far.stdin.write(json.dumps({"cwd": host.cwd, "paths": paths}).encode() + b"\n")
+        far.stdin.close()
+        while (line := far.stdout.readline()) != MARK:
+            if not line:
+                raise EOFError
+        with tarfile.open(fileobj=far.stdout, mode="r|") as archive:
+            archive.extractall(to, filter=_harmless)
     return sum(1 for path in to.rglob("*") if path.is_file())
+
+
+def _harmless(member: tarfile.TarInfo, to: str) -> tarfile.TarInfo | None:
+    """No absolute paths, no links out, no devices: those stay where they are, and the rest is brought."""
+    try:
+        return tarfile.data_filter(member, to)
+    except tarfile.FilterError:
+        return None
 
 
 def _copy(source: Path, to: Path) -> int:

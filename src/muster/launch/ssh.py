@@ -9,13 +9,17 @@ is shown on failure only. The far side needs Python; the agent itself travels do
 """
 
 import base64
+import contextlib
 import shlex
 import subprocess
+import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from muster.check.unreachable import ssh_verdict
 from muster.cluster import Cluster, Host
+from muster.errors import RunFailed
 from muster.launch import agent
 from muster.launch.pipe import Connection
 
@@ -65,8 +69,13 @@ def argv(cluster: Cluster, host: Host, command: list[str]) -> list[str]:
 
 
 def boot(python: str) -> list[str]:
-    """The command that becomes the agent once its source has come down the pipe. One line, and safe in every shell."""
-    packed = base64.b64encode(BOOT.encode()).decode()
+    """The command that becomes the agent once its source has come down the pipe."""
+    return inline(python, BOOT)
+
+
+def inline(python: str, source: str) -> list[str]:
+    """A command that runs ``source``: one line, and safe in every shell."""
+    packed = base64.b64encode(source.encode()).decode()
     return [python, "-c", f"exec(__import__('base64').b64decode('{packed}'))"]
 
 
@@ -88,6 +97,38 @@ class Ssh:
             start_new_session=True,
         )
         return Connection(process, self._preamble, said)
+
+
+@contextlib.contextmanager
+def program(cluster: Cluster, host: Host, source: str, failed: str) -> "Iterator[subprocess.Popen[bytes]]":
+    """A small program of ours on ``host``, with its stdin and stdout. Raises RunFailed, beginning with ``failed`` and
+    with what ssh or the program said, where the talk over them breaks off."""
+    command = argv(cluster, host, inline(host.python or "python3", source))
+    with tempfile.TemporaryFile() as said:  # not a pipe, which a talkative shell would fill
+        far = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said)
+        try:
+            yield far
+        except (BrokenPipeError, EOFError, ValueError, tarfile.TarError) as error:
+            code = _hang_up(far)
+            said.seek(0)
+            text = said.read().decode("utf-8", "replace")
+            what, because, try_, _ = verdict(host, text or str(error), code)
+            raise RunFailed(f"{failed}: {what}", at=host.name, because=because, try_=try_) from None
+        finally:
+            _hang_up(far)
+
+
+def _hang_up(far: "subprocess.Popen[bytes]") -> int | None:
+    """Closes both pipes first: the far end may be waiting for either."""
+    for pipe in (far.stdin, far.stdout):
+        with contextlib.suppress(OSError):
+            assert pipe
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return far.wait(5.0)
+    far.kill()
+    far.wait()
+    return None
 
 
 def verdict(host: Host, said: str, code: int | None) -> tuple[str, str, str, bool]:

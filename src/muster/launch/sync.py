@@ -5,11 +5,9 @@ with what it has, answers which it wants, and writes them. Nothing is deleted th
 virtual environments stay at home.
 """
 
-import base64
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from muster.cluster import Cluster, Host
-from muster.errors import Refused, RunFailed
+from muster.errors import Refused
 from muster.launch import ssh
 from muster.plan import Script
 
@@ -94,27 +92,18 @@ def _files(root: Path) -> Iterator[Row]:
 
 def sync_host(cluster: Cluster, host: Host, root: Path, files: list[Row]) -> str:
     """Brings one host up to date and returns the folder there. Raises RunFailed."""
-    packed = base64.b64encode(FAR.encode()).decode()
-    command = [host.python or "python3", "-c", f"exec(__import__('base64').b64decode('{packed}'))"]
     target = host.cwd or f"~/.muster/code/{root.name}"
-    with subprocess.Popen(
-        ssh.argv(cluster, host, command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as far:
-        assert far.stdin and far.stdout and far.stderr
-        try:
-            far.stdin.write(json.dumps({"root": target, "files": files}).encode() + b"\n")
-            far.stdin.flush()
-            told = _answer(far.stdout)
-            for name in told["wanted"]:
-                data = (root / name).read_bytes()
-                far.stdin.write(b"%d\n" % len(data) + data)
-            far.stdin.flush()
-            _answer(far.stdout)
-            return str(told["root"])
-        except (BrokenPipeError, EOFError, ValueError):
-            said = far.stderr.read().decode("utf-8", "replace")
-            what, because, try_, _ = ssh.verdict(host, said, far.wait())
-            raise RunFailed(f"the code could not be copied: {what}", at=host.name, because=because, try_=try_) from None
+    with ssh.program(cluster, host, FAR, "the code could not be copied") as far:
+        assert far.stdin and far.stdout
+        far.stdin.write(json.dumps({"root": target, "files": files}).encode() + b"\n")
+        far.stdin.flush()
+        told = _answer(far.stdout)
+        for name in told["wanted"]:
+            data = (root / name).read_bytes()
+            far.stdin.write(b"%d\n" % len(data) + data)
+        far.stdin.flush()
+        _answer(far.stdout)
+        return str(told["root"])
 
 
 def _answer(stream: IO[bytes]) -> dict[str, Any]:
