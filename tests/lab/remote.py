@@ -215,16 +215,22 @@ class Site:
     # --- what the user types
 
     def run(
-        self, code: str, *options: str, args: Sequence[str] = (), name: str = "train.py", check: bool = False
+        self,
+        code: str,
+        *options: str,
+        args: Sequence[str] = (),
+        name: str = "train.py",
+        check: bool = False,
+        through: Sequence[str] = ("-m", "muster"),
     ) -> Launch:
         """``muster run -c lab.toml [--no-check] OPTIONS train.py ARGS``, the script being on all hosts."""
         self.everywhere(name, code)
-        return self.start(*([] if check else ["--no-check"]), *options, name, *args)
+        return self.start(*([] if check else ["--no-check"]), *options, name, *args, through=through)
 
-    def start(self, *words: str) -> Launch:
+    def start(self, *words: str, through: Sequence[str] = ("-m", "muster")) -> Launch:
         if not (self.lab.private("ctl") / "lab.toml").exists():
             self.cluster()
-        argv = [sys.executable, "-m", "muster", "run", "-c", "lab.toml", *words]
+        argv = [sys.executable, *through, "run", "-c", "lab.toml", *words]
         launch = Launch(self, len(self.launches), argv)
         self.launches.append(launch)
         return launch

@@ -11,7 +11,7 @@ import pytest
 from muster.events import HostUp, Spawned
 
 from .lab import SEED
-from .remote import FOREVER, PRELUDE, PS0, SERVE, STEPS, WORKER0, WORKER1, WORKER2, Site, slack
+from .remote import FOREVER, PRELUDE, PS0, SERVE, STEPS, WORKER0, WORKER1, WORKER2, Launch, Site, slack
 
 SHOW = SERVE + "print(json.dumps([os.fsencode(a).hex() for a in sys.argv])); print(__file__)\nmuster.ready()\n"
 ENVIRON = SERVE + "say(json.dumps(dict(os.environ)))\nmuster.ready()\n"
@@ -267,7 +267,7 @@ def test_thirty_hosts_behind_one_sshd_that_takes_three_logins(site: Site, check:
 # --- what is not as it should be, told before anything starts
 
 
-def nothing_started(launch) -> None:
+def nothing_started(launch: Launch) -> None:
     for journal in launch.site.runs.glob("*/journal.jsonl"):
         if f'"pid":{launch.process.pid},' in journal.read_text():
             assert '"Spawned"' not in journal.read_text()
@@ -371,3 +371,152 @@ def test_the_pid_of_a_task_is_that_of_its_machine(site: Site):
     launch = site.run(SERVE + STEPS + "say(os.getpid())")
     assert launch.wait() == 0
     assert int(launch.log("worker/1")) == launch.events(Spawned, task="worker/1")[0].pid
+
+
+# --- why ssh does not let us in
+
+
+def in_words(launch: Launch, *words: str) -> None:
+    """It ended soon, by itself, with these words and the host, and started nothing."""
+    assert launch.wait() == 1 and launch.seconds < slack(10.0)
+    text = " ".join(launch.text().split())
+    assert all(word in text for word in ("worker1", *words)), launch.text()
+    nothing_started(launch)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_each_way_of_not_being_let_in_is_told_apart(site: Site, check: bool):
+    """SL-05, SL-06, X10: in batch mode, so nothing asks; a changed key is shown and nothing is run."""
+    lab = site.lab
+    known, config = lab.known_hosts.read_text(), lab.ssh_config.read_text()
+    try:
+        lab.known_hosts.write_text("".join(row + "\n" for row in known.splitlines() if WORKER1 not in row))
+        in_words(site.run(SERVE + STEPS, check=check), "its host key has never been confirmed")
+        stranger = known.splitlines()[1].split(" ", 1)[1]
+        rows = [row if WORKER1 not in row else f"{row.split(' ', 1)[0]} {stranger}" for row in known.splitlines()]
+        lab.known_hosts.write_text("\n".join(rows) + "\n")
+        in_words(site.run(SERVE + STEPS, check=check), "its host key is not the one that is known", "SHA256:")
+        lab.known_hosts.write_text(known)
+        lab.sshd(WORKER1, PubkeyAuthentication="no", PasswordAuthentication="yes")
+        in_words(site.run(SERVE + STEPS, check=check), "does not let us in without a password", "Permission denied")
+        lab.sshd(WORKER1, PubkeyAuthentication="yes", PasswordAuthentication="no")
+        lab.ssh_config.write_text(f"Host {WORKER1}\n  HostName nowhere.example.com\n" + config)
+        in_words(site.run(SERVE + STEPS, check=check), "its name is not known here", "nowhere.example.com")
+        lab.ssh_config.write_text(f"Host {WORKER1}\n  Port 2299\n" + config)
+        in_words(site.run(SERVE + STEPS, check=check), "nothing listens at its ssh port")
+        lab.ssh_config.write_text(f"Host {WORKER1}\n  NoSuchOption yes\n" + config)
+        in_words(site.run(SERVE + STEPS, check=check), "nosuchoption", "line 2")
+        lab.ssh_config.write_text(f"Host {WORKER1}\n  IdentityFile {lab.folder}/open\n" + config)
+        (lab.folder / "open").write_bytes(lab.key.read_bytes())
+        (lab.folder / "open").chmod(0o644)
+        lab.key.rename(lab.folder / "aside")
+        in_words(site.run(SERVE + STEPS, check=check), "private key that others can read", "0644")
+    finally:
+        if (lab.folder / "aside").exists():
+            (lab.folder / "aside").rename(lab.key)
+        lab.known_hosts.write_text(known)
+        lab.ssh_config.write_text(config)
+        lab.sshd(WORKER1, PubkeyAuthentication="yes", PasswordAuthentication="no")
+
+
+def test_new_keys_are_taken_where_the_file_says_so_and_changed_ones_never(site: Site):
+    """X10: accept-new."""
+    lab, known, config = site.lab, site.lab.known_hosts.read_text(), site.lab.ssh_config.read_text()
+    lab.ssh_config.write_text(config.replace("StrictHostKeyChecking yes", "CheckHostIP no"))
+    try:
+        lab.known_hosts.write_text("")
+        site.cluster(accept_new_keys=True)
+        assert site.run(SERVE + STEPS).wait() == 0
+        assert {row.split()[0] for row in lab.known_hosts.read_text().splitlines()} == set(SEED)
+        rows = [f"{row.split(' ', 1)[0]} {known.splitlines()[1].split(' ', 1)[1]}" for row in known.splitlines()]
+        lab.known_hosts.write_text("\n".join(rows) + "\n")
+        in_words(site.run(SERVE + STEPS), "its host key is not the one that is known")
+    finally:
+        lab.known_hosts.write_text(known)
+        lab.ssh_config.write_text(config)
+
+
+# --- ports, proxies, names and folders of the hosts
+
+
+def test_a_port_that_is_taken_is_gone_round_where_the_file_names_none(site: Site):
+    """N8, NW-10: held by a stranger on one of two hosts."""
+    code = "import socket; s = socket.create_server(('', 20000)); print(flush=True); s.accept()"
+    stranger = site.lab.popen_in(WORKER0, ["/usr/bin/python3", "-c", code])
+    try:
+        assert stranger.stdout is not None and stranger.stdout.readline() == b"\n"
+        site.cluster(run={"ps": 1, "workers": 2}, hosts={WORKER0: {}, WORKER1: {}})
+        for check in (True, False):
+            launch = site.run(SERVE + STEPS, check=check)
+            assert launch.process.wait(60) == 0, launch.text()
+            assert 20000 not in {t.port for t in launch.run().plan().tasks.values() if t.host == "worker0"}
+    finally:
+        stranger.kill()
+        stranger.communicate()
+    site.clean(slack(2.0))
+
+
+def test_four_runs_at_once_on_one_host_do_not_meet(site: Site):
+    """NW-10: each has its own ports; who answers is of one's own run."""
+    site.cluster(run={"ps": 1, "workers": 2, "done": "all-workers"}, hosts={WORKER0: {}})
+    peer = "ask = socket.create_connection(told['ps'][0].rsplit(':', 1)); got = ask.makefile().readline().strip()\n"
+    serve = PRELUDE + (
+        "if role == 'ps':\n    server = listen()\n"
+        "    while True: server.accept()[0].sendall(os.environ['MUSTER_RUN'].encode() + b'\\n')\n"
+        "server = listen()\nmuster.ready()\n" + peer + "assert got == os.environ['MUSTER_RUN'], got\n"
+    )
+    launches = [site.run(serve) for _ in range(4)]
+    assert [launch.process.wait(60) for launch in launches] == [0] * 4, [launch.text() for launch in launches]
+    assert all(set(launch.attempts().values()) == {1} for launch in launches)
+    site.clean(slack(2.0))
+
+
+def test_a_proxy_on_a_host_is_kept_from_the_cluster_and_said(site: Site):
+    """NW-05, NW-06: exact names, in the environment of the tasks there."""
+    site.lab.environ(WORKER1, http_proxy="http://127.0.0.1:9", no_proxy="corp.example.com")
+    try:
+        launch = site.run(SERVE + "say(os.environ.get('no_proxy', ''))\n" + STEPS, check=True)
+        assert launch.wait() == 0, launch.text()
+    finally:
+        site.lab._machines[WORKER1].environ.clear()
+        site.lab.sshd(WORKER1)
+    assert {"corp.example.com", *SEED} <= set(launch.log("worker/1").strip().split(","))
+    assert launch.log("worker/0").strip() == "" and "http_proxy is set on worker1" in launch.text()
+
+
+@pytest.mark.parametrize("fault", ["one way", "loopback name", "no name", "not shared", "no folder"])
+def test_what_would_hang_later_is_refused_before_anything_starts(site: Site, fault: str):
+    """NW-01, N4, NW-07, NW-08, FR-14: naming hosts, peer and port, and the folder."""
+    lab, places = site.lab, {"not shared": str(site.lab.home / "ck"), "no folder": "/nowhere/ck"}
+    site.cluster(run={"checkpoints": places.get(fault, "")})
+    before = {host: (lab._machines[host].folder / "hosts").read_text() for host in SEED}
+    for host in SEED:
+        (lab.private(host) / "ck").mkdir(exist_ok=True)
+    if fault == "one way":
+        lab.cut(WORKER1, PS0)
+    elif fault == "loopback name":
+        lab.set_name(WORKER1, WORKER1, "127.0.1.1")
+    elif fault == "no name":
+        lab.set_name(WORKER1, PS0, None)
+    launch = site.run(SERVE + STEPS, check=True)
+    assert launch.wait() == 1 and launch.seconds < slack(15.0)
+    for host, text in before.items():
+        (lab._machines[host].folder / "hosts").write_text(text)
+    said = {
+        "one way": ("nothing that worker1 sends reaches ps0", "port 2222 (ps/0) timed out"),
+        "loopback name": ("worker1", "127.0.1.1", "/etc/hosts"),
+        "no name": ("worker1", "does not know the name ps0.example.com"),
+        "not shared": ("the checkpoint folder is not shared", str(lab.home / "ck"), "ps1", "worker2"),
+        "no folder": ("/nowhere/ck", "ps0", "ps1", "worker0", "worker1", "worker2"),
+    }
+    text = " ".join(launch.text().split())
+    assert all(word in text for word in said[fault]), launch.text()
+    nothing_started(launch)
+
+
+def test_a_shared_checkpoint_folder_is_taken(site: Site):
+    """FR-14: written by one, seen by all, and clean afterwards."""
+    site.cluster(run={"checkpoints": str(site.lab.shared)})
+    launch = site.run(SERVE + STEPS, check=True)
+    assert launch.wait() == 0, launch.text()
+    assert list(site.lab.shared.iterdir()) == []
