@@ -65,7 +65,8 @@ def blocks(quick: bool) -> list[Block]:
         more = (*variants, *(() if quick else ("pss",)), *(("t0 v1", "t0 fit") if name == "W1" and not quick else ()))
         found.append(Block(name, 2, 3, (*often, *(fit if name == "W1" or not quick else ())), more))
         if not quick:
-            found.append(Block(name, 1, 1, (*often, *fit), variants))
+            threads = ("plain threads", "shm threads") if name == "W4" else ()
+            found.append(Block(name, 1, 1, (*often, *fit), (*variants, *threads)))
     found.append(Block("W1", 2, 3, ("SyncReplicas", "sync", "mwms"), () if quick else ("fit sync", "ddp", "t0"), True))
     if not quick:
         found.append(Block("W4", 2, 3, ("sync", "mwms"), ("ddp", "t0"), True))
@@ -89,6 +90,8 @@ def start(block: Block, folder: Path, say: Callable[[str], None]) -> list[Crew]:
     ways = [side for side in ("unix", "shm", "tcp", "tls", "zmq", "grpc", "sync") if side in sides]
     known: dict[str, Callable[[Path], Crew]] = {
         "plain": lambda at: crews.plain(work, at, ps, workers),
+        "plain threads": lambda at: crews.plain(work, at, ps, workers, ["--default-threads"]),
+        "shm threads": lambda at: crews.ours(work, at, ps, workers, ["shm threads"], ["--default-threads"]),
         "fit": lambda at: crews.fit(work, at, ps, workers),
         "fit sync": lambda at: crews.fit(work, at, ps, workers, "sync"),
         "SyncReplicas": lambda at: crews.sync_replicas(work, at, ps, workers),

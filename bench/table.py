@@ -18,8 +18,10 @@ from bench.record import RESULTS
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "performance.md"
 NAMES = {
     "plain": "TF v1 script",
+    "plain threads": "TF v1 script, as many threads as cores",
     "unix": "**Muster**, Unix sockets",
     "shm": "**Muster**, shared memory",
+    "shm threads": "**Muster**, shared memory, as many threads as cores",
     "tcp": "**Muster**, TCP",
     "tls": "**Muster**, TLS",
     "fit": "**`muster.fit`**",
@@ -79,7 +81,7 @@ def floors() -> list[Floor]:
 class Results:
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
         self.rows = list(rows)
-        self.blocks = list(dict.fromkeys(row["block"] for row in rows))
+        self.blocks = sorted({row["block"] for row in rows}, key=lambda name: (" sync" in name, name))
 
     def sides(self, block: str) -> list[str]:
         there = {row["side"] for row in self.rows if row["block"] == block}
@@ -100,9 +102,9 @@ class Results:
         return figures.ratios([a["rate"] or None for a, _ in pairs], [b["rate"] for _, b in pairs])
 
     def inside(self, block: str, side: str) -> tuple[int, int]:
-        """Windows in the band, and windows."""
-        rows = self.of(block, side)
-        return sum(1 for row in rows if row["band"] and row["band"]["inside"]), len(rows)
+        """Windows in the band, and windows that could be compared with it."""
+        rows = [row for row in self.of(block, side) if row["band"]]
+        return sum(1 for row in rows if row["band"]["inside"]), len(rows)
 
 
 def counts(row: dict[str, Any]) -> bool:
@@ -174,7 +176,7 @@ def block_table(results: Results, block: str) -> str:
                 bytes_of(median(block, side, lambda r: r["tcp_bytes"])),
                 number(median(block, side, lambda r: r["time_to_target"])),
                 number(figures.middle(results.ratio(block, side, base, True)), "x"),
-                f"{inside}/{windows}",
+                f"{inside}/{windows}" if windows else "-",
             ]
         )
     head = ["", "updates/s", f"over {NAMES[base].strip('*')}", "CPU ms/update", "TCP bytes/update", "s to the loss"]
@@ -194,8 +196,10 @@ def phase_table(results: Results) -> str:
             )
             ps = figures.middle(row["busy_ms"]["ps"] for row in rows)
             own = figures.middle(row["busy_ms"]["workers"] for row in rows)
-            lines.append([f"{block} {side}", *(number(v) for v in (batch, compute, exchange, own, ps))])
+            busy = figures.middle(row["rate"] * row["cpu_ms"] / 1000 for row in rows)
+            lines.append([f"{block} {side}", *(number(v) for v in (batch, compute, exchange, own, ps, busy))])
     head = ["ms", "batch", "compute", "exchange", "CPU of the workers, per update", "CPU of all ps, per update"]
+    head.append("cores busy")
     return table(head, lines)
 
 

@@ -226,7 +226,9 @@ class Run:
         return tasks
 
 
-def ours(work: Workload, folder: Path, ps: int, workers: int, transports: Sequence[str]) -> Driven:
+def ours(
+    work: Workload, folder: Path, ps: int, workers: int, transports: Sequence[str], flags: Sequence[str] = ()
+) -> Driven:
     """Workers with a loop of their own over each of ``transports``; "sync" is sync mode, within this host."""
     crew = Driven(work, folder, sync=[t for t in transports if t == "sync"])
     told: list[list[dict[str, Any]]] = [[] for _ in range(workers)]
@@ -236,7 +238,7 @@ def ours(work: Workload, folder: Path, ps: int, workers: int, transports: Sequen
             for worker in told:
                 worker.append({"name": transport, "kind": transport, "addresses": addresses})
             continue
-        way = "shm" if transport == "sync" else transport  # which is Unix sockets for slabs below 1 MB
+        way = {"sync": "shm", "shm threads": "shm"}.get(transport, transport)  # Unix sockets below 1 MB
         run = Run(way, ps, workers, "sync" if transport == "sync" else "async")
         crew.servers[transport] = run.servers(ps, folder)
         for index, worker in enumerate(told):
@@ -245,7 +247,7 @@ def ours(work: Workload, folder: Path, ps: int, workers: int, transports: Sequen
             worker.append({**same, "env": run.env(task), "hello": run.hello(task)})
     for index, sides in enumerate(told):
         env = {"BENCH_SIDES": json.dumps(sides), "BENCH_WORKER": str(index)}
-        crew.workers.append(Task("bench.peers.ours", [work.name], folder, env, {"key": ""}))
+        crew.workers.append(Task("bench.peers.ours", [work.name, *flags], folder, env, {"key": ""}))
     return crew
 
 
@@ -293,7 +295,7 @@ def alone(work: Workload, folder: Path) -> Driven:
 def plain(work: Workload, folder: Path, ps: int, workers: int, flags: Sequence[str] = ()) -> Driven:
     crew = Driven(work, folder)
     seats = json.dumps(_seats(ps, workers))
-    crew.servers["plain"] = [
+    crew.servers["plain threads" if flags else "plain"] = [
         Task("bench.peers.plain", [work.name, "ps", str(index), seats, *flags], folder) for index in range(ps)
     ]
     crew.workers = [

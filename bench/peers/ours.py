@@ -94,7 +94,8 @@ def over(work: Workload, side: dict[str, Any], batch: Fresh) -> Connected:
 
 
 def main() -> None:
-    one_thread()
+    if "--default-threads" not in sys.argv:
+        one_thread()
     work = WORKLOADS[sys.argv[1]]
     batch = Fresh(int(os.environ["BENCH_WORKER"]))
     sides: dict[str, Side] = {}

@@ -119,7 +119,7 @@ def main() -> None:
     ) as session:
         side = Plain(work, graph, session, index)
         if not log:
-            serve({"plain": side})
+            serve({"plain threads" if default_threads else "plain": side})
         else:
             for_ever(side, log)
 
