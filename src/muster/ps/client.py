@@ -190,13 +190,17 @@ class Client:
         optimizer: Mapping[str, Any],
         values: Sequence[Any] = (),
         limit: float = 600.0,
+        slots: Mapping[str, Sequence[Any]] | None = None,
+        steps: int = 0,
     ) -> None:
         """Agree with everybody on the parameters, take part, and pull their values.
 
         On the chief ``values`` are the initial values, float32 arrays in the order and shapes of ``parameters``. Where
         the ps hold parameters of these names and shapes already (declared before, or by the chief's predecessor),
         their values stay, and their slots where the optimizer is of the same class. Other workers wait up to ``limit``
-        seconds for the chief. ``optimizer`` is what ``muster.ps.optimizers.parse`` takes.
+        seconds for the chief. ``optimizer`` is what ``muster.ps.optimizers.parse`` takes. ``slots`` (by name, in the
+        order of ``parameters``, trained ones first) and ``steps`` are what an optimizer brings along that has trained
+        before; the chief's count, and only where the ps hold nothing yet.
 
         Afterwards ``values``, ``gradient``, ``views``, ``gradients`` and ``layout`` are there. Raises Refused for an
         optimizer without counterpart, MusterError where our declaration is not the chief's.
@@ -206,6 +210,7 @@ class Client:
         self.layout, self._wanted = wanted.layout(), wanted
         self._declared += 1
         self._joined, self.layout_number = False, 0
+        self._brought = (slots or {}, steps)
         if self.chief:
             self._declare_as_chief(wanted, values)
         else:
@@ -239,6 +244,8 @@ class Client:
         told: dict[str, Any] = {}
         if all(row["fingerprint"] for row in found):
             slots, told = self._carry(wanted, flat, found)
+        elif self._brought[0] or self._brought[1]:
+            slots, told = self._bring(wanted)
         for link, cut in zip(self.links, self.layout.cuts, strict=True):
             data = [array[cut.start : cut.stop] for array in (flat, *slots)]
             fields = {"flags": wire.WITH_SLOTS if slots else 0, "data": sum(array.nbytes for array in data)}
@@ -246,6 +253,17 @@ class Client:
         self._exchange(self.links)
         for link in self.links:
             self._checked(link)
+
+    def _bring(self, wanted: Declaration) -> Any:
+        """Slots of an optimizer that has trained before, and its age."""
+        given, steps = self._brought
+        slots = []
+        for name in self.optimizer.kept():
+            slots.append(aligned(self.layout.size))
+            slots[-1].fill(self.optimizer.initial(name))
+            for view, value in zip(self.layout.views(slots[-1]), given.get(name, ()), strict=False):
+                view[...] = value
+        return slots, {"steps": steps, "born": [0] * len(wanted.parameters)}
 
     def _carry(self, wanted: Declaration, flat: Floats, found: list[dict[str, Any]]) -> Any:
         """Values, slots and ages of parameters that stay. They pass through here, since they may move to another ps."""
@@ -569,6 +587,8 @@ class Client:
 
 def _scatter(layout: Layout, cut: Cut) -> list[tuple[int, int, int, int]]:
     """Per piece: parameter, first and last byte of it in this slab, and bytes of zeros behind it."""
+    if not cut.pieces:
+        return []  # a model smaller than the ps are many
     ends = [piece.start for piece in cut.pieces[1:]] + [cut.size]
     return [
         (p.parameter, p.first * 4, (p.first + p.stop - p.start) * 4, (end - p.stop) * 4)
