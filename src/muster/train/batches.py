@@ -48,8 +48,10 @@ def chunks(items: Sequence[Any], load: Callable[[Any], Any]) -> Chunks:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How an epoch is dealt out: ``loans`` of ``group`` batches each, of which there are ``batches`` in all.
+    """How an epoch of ``batches`` is dealt out: in ``loans`` of ``group`` batches each, the last ones of fewer.
 
+    In sync the numbers of a loan are ``stride`` (the workers) apart: all take a loan at the same round, so that a round
+    is made of neighbouring batches, which is the batch that one process would have. Else they follow each other.
     ``steps`` of the run's global step make an epoch: None where nobody can know. ``whole``: an epoch is one pass.
     """
 
@@ -58,17 +60,22 @@ class Epochs:
     batches: int
     steps: int | None
     whole: bool
+    stride: int = 1
 
     def numbers(self, loan: int) -> range:
-        return range(loan * self.group, min((loan + 1) * self.group, self.batches))
+        block, place = divmod(loan, self.stride)
+        first = block * self.stride * self.group
+        return range(first + place, min(first + self.stride * self.group, self.batches), self.stride)
 
 
 def epochs(passes: int | None, given: int | None, workers: int, sync: bool) -> Epochs:
     """Of data with ``passes`` batches in one pass; ``given``: ``steps_per_epoch``, in sync counted in rounds."""
     batches = int(passes or 0) if given is None else given * (workers if sync else 1)
-    group = 1 if sync else max(1, min(GROUP, batches // (workers * 4)))
+    group = max(1, min(GROUP, batches // (workers * 4)))
     steps = given if given is not None else -(-batches // workers) if sync else batches
-    return Epochs(-(-batches // group), group, batches, steps, given is None)
+    stride = workers if sync else 1
+    blocks, rest = divmod(batches, group * stride)
+    return Epochs(blocks * stride + min(stride, rest), group, batches, steps, given is None, stride)
 
 
 class Arrays:

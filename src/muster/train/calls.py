@@ -14,6 +14,7 @@ from muster.train.options import Options
 
 BATCH = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 LOOKS = ("ModelCheckpoint", "BackupAndRestore", "LambdaCallback")  # Keras' own that use the model they see
+BAR_EVERY = 0.05  # seconds
 
 
 class Calls:
@@ -26,6 +27,7 @@ class Calls:
         verbose = (2 if options.verbose == "auto" else int(options.verbose)) if chief else 0
         hearing = [c for c in listed if hears(c, keras)]
         self.hears = verbose == 1 or bool(hearing)
+        self.pause = 0.0 if hearing else BAR_EVERY  # a bar alone is drawn now and then: it costs more than a small step
         self.exact = any(_looks(c) and getattr(c, "save_freq", None) != "epoch" for c in hearing)
         self.saves = any(_looks(c) for c in listed)
         self.list = keras.callbacks.CallbackList(

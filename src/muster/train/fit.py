@@ -31,7 +31,7 @@ from muster.train.context import Context, context
 from muster.train.notes import HERE, LEFT, OUT, Notes
 from muster.train.options import Options, Place, source
 from muster.train.report import Channel, channel
-from muster.train.settings import Rate, describe, give_back, inner, refuse
+from muster.train.settings import Rate, brought, describe, give_back, inner, refuse
 from muster.train.share import Share, plain
 
 LEAD = 1  # epochs that the others may be ahead of the last one that the chief has closed (async, bounded)
@@ -160,7 +160,9 @@ class Fit:
         client = self.client
         if self.notes.chief().get("end"):
             return self._too_late()
-        client.declare(self.compute.parameters, describe(self.optimizer), self.compute.initial())
+        slots, steps = brought(self.optimizer, self.compute.trainable) if client.chief else ({}, 0)
+        initial = self.compute.initial()
+        client.declare(self.compute.parameters, describe(self.optimizer), initial, slots=slots, steps=steps)
         self.compute.bind(client.views)
         return self._chief() if client.chief else self._worker()
 

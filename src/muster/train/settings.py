@@ -112,10 +112,24 @@ def give_back(optimizer: Any, variables: list[Any], views: dict[str, list[Any]],
     """Writes the slots that live on the ps into the optimizer's own variables, so that a saved model holds them."""
     if not optimizer.built:
         optimizer.build(variables)
-    by_path = {variable.path: variable for variable in optimizer.variables}
     for slot, values in views.items():
-        for variable, value in zip(variables, values, strict=True):
-            path = f"{optimizer.name}/{variable.path.replace('/', '_')}_{slot}"
-            if path in by_path:
-                by_path[path].assign(value)
+        for variable, value in zip(_slots(optimizer, slot, variables), values, strict=True):
+            if variable is not None:
+                variable.assign(value)
     optimizer.iterations.assign(steps)
+
+
+def brought(optimizer: Any, variables: list[Any]) -> tuple[dict[str, list[Any]], int]:
+    """The slots of an optimizer that has trained before (a model that was loaded), and its count of steps."""
+    steps = int(np.asarray(optimizer.iterations))
+    if not steps or not optimizer.built:
+        return {}, 0
+    found = {name: _slots(optimizer, name, variables) for name in parse(describe(optimizer)).kept()}
+    whole = {name: row for name, row in found.items() if all(variable is not None for variable in row)}
+    return {name: [np.asarray(variable.numpy(), np.float32) for variable in row] for name, row in whole.items()}, steps
+
+
+def _slots(optimizer: Any, slot: str, variables: list[Any]) -> list[Any]:
+    """The optimizer's own variables for a slot, in the order of ``variables``; None where it has none."""
+    by_path = {variable.path: variable for variable in optimizer.variables}
+    return [by_path.get(f"{optimizer.name}/{variable.path.replace('/', '_')}_{slot}") for variable in variables]

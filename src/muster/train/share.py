@@ -36,7 +36,7 @@ class Share:
         self.scale, self.good = 1.0, 0
         self.local = self.samples = 0
         self.logs: dict[str, Any] = {}
-        self._said = self._logged = 0.0
+        self._said = self._logged = self._told = 0.0
 
     def train(self, name: str, epoch: int, calls: Calls, stay: bool) -> None:
         """Works on what is lent until nothing is left of the epoch; with ``stay`` until it is done, wherever.
@@ -71,10 +71,11 @@ class Share:
         for batch in self._batches(loan, epoch):
             if self.client.stopping:
                 return
-            if calls.hears:
+            told = calls.hears and self._due(calls)
+            if told:
                 self._before(began, calls)
             self._one(batch)
-            if calls.hears:
+            if told:
                 self._after(began, calls)
 
     def _batches(self, loan: int, epoch: int) -> Iterator[Batch]:
@@ -123,6 +124,13 @@ class Share:
             self.reports.step(step, self.local, None if loss is None else float(loss))
 
     # --- callbacks on batches
+
+    def _due(self, calls: Calls) -> bool:
+        now = time.monotonic()
+        if now - self._told < calls.pause:
+            return False
+        self._told = now
+        return True
 
     def _before(self, began: int, calls: Calls) -> None:
         if calls.exact:

@@ -64,9 +64,11 @@ def test_class_weights_are_those_of_keras():
     "passes, given, sync, expected",
     [
         (80, None, False, Epochs(14, 6, 80, 80, True)),
-        (80, None, True, Epochs(80, 1, 80, 27, True)),
+        (80, None, True, Epochs(15, 6, 80, 27, True, 3)),
         (80, 10, False, Epochs(10, 1, 10, 10, False)),
-        (None, 100, True, Epochs(300, 1, 300, 100, False)),
+        (None, 100, True, Epochs(21, 16, 300, 100, False, 3)),
+        (2, None, True, Epochs(2, 1, 2, 1, True, 3)),
+        (61, None, True, Epochs(13, 5, 61, 21, True, 3)),
         (1, None, False, Epochs(1, 1, 1, 1, True)),
         (100_000, None, False, Epochs(6250, 16, 100_000, 100_000, True)),
     ],
@@ -74,7 +76,15 @@ def test_class_weights_are_those_of_keras():
 def test_how_an_epoch_is_dealt_out(passes, given, sync, expected):
     made = epochs(passes, given, 3, sync)
     assert made == expected
-    assert sum(len(made.numbers(loan)) for loan in range(made.loans)) == made.batches
+    dealt = [made.numbers(loan) for loan in range(made.loans)]
+    assert sorted(number for loan in dealt for number in loan) == list(range(made.batches)) and all(dealt)
+    if sync:  # three workers in step, each with the next loan whenever all have done theirs
+        rounds = [
+            sorted(number for loan in dealt[first : first + 3] for number in loan[k : k + 1])
+            for first in range(0, made.loans, 3)
+            for k in range(len(dealt[first]))
+        ]
+        assert rounds == [list(range(n, min(n + 3, made.batches))) for n in range(0, made.batches, 3)]
 
 
 def test_a_pipeline_begins_elsewhere_on_each_worker_and_begins_again():

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from keras_here import apart, classifier, data, fresh, keras, np, tf
+from keras_here import BUILDING, apart, classifier, data, fresh, keras, np, tf
 from workers import Run, Worker
 
 from muster.train.batches import chunks
@@ -223,6 +223,28 @@ def test_two_fits_in_one_script_pre_train_and_unfreeze():
         assert apart(model.get_weights(), theirs.get_weights(), start) < 1e-5
         for one, other in zip(ours, told, strict=True):
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_a_model_that_was_saved_goes_on_with_its_slots(tmp_path):
+    def make():
+        return classifier(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.02, 200)))
+
+    first, _, _ = alone(make, batch_size=60, epochs=4)
+    first.save(tmp_path / "half.keras")
+    theirs = keras.models.load_model(tmp_path / "half.keras")
+    theirs.fit(X, Y, batch_size=60, epochs=3, shuffle=False, verbose=0)
+
+    def script(worker):
+        with BUILDING:
+            model = keras.models.load_model(tmp_path / "half.keras")
+        worker.fit(model, X, Y, batch_size=20, epochs=3, shuffle=False, verbose=0)
+        return model
+
+    with Run(mode="sync") as run:
+        models = run.all(script)
+    for model in models:
+        assert apart(model.get_weights(), theirs.get_weights(), first.get_weights()) < 1e-5
+    assert int(models[0].optimizer.iterations.numpy()) == 140
 
 
 def test_a_worker_that_leaves_does_not_stop_a_sync_run_and_its_part_is_done_by_others():
@@ -452,3 +474,26 @@ def test_alone_it_is_model_fit(monkeypatch):
     model = fresh(classifier)
     told = muster.fit(model, pieces, batch_size=70, epochs=2, verbose=0).history
     assert len(told["loss"]) == 2 and int(model.optimizer.iterations.numpy()) == 2 * 4 * 5
+
+
+def test_with_a_spare_worker_late_gradients_are_dropped_and_counted():
+    class Slow(keras.callbacks.Callback):
+        every_worker = True
+        pause = 0.0
+
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(self.pause)
+
+    def script(worker):
+        model, slow = fresh(classifier), Slow()
+        slow.pause = 0.02 * (worker.index == 2)
+        worker.fit(model, X, Y, batch_size=20, epochs=2, verbose=0, callbacks=[slow])
+        return model.get_weights(), worker.reports.of("Account")[0]
+
+    with Run(mode="sync", spare=1) as run:
+        results = run.all(script)
+    accounts = [account for _, account in results]
+    assert accounts[2]["dropped"] > 0 and accounts[2]["samples"] < accounts[0]["samples"]
+    trained_on, dropped = run.servers[0].samples, sum(account["dropped"] for account in accounts)
+    assert trained_on == sum(account["samples"] for account in accounts) == 2400 - 20 * dropped
+    assert all(np.array_equal(a, b) for w, _ in results for a, b in zip(w, results[0][0], strict=True))
