@@ -41,6 +41,7 @@ class Pipe:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open until close)
+        self._noise = b""  # of a login shell: what it says when it ends instead of letting us begin
         pipe = subprocess.PIPE
         environ = {**os.environ, **(env or {})}
         self._child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=self._said, env=environ)
@@ -74,12 +75,12 @@ class Pipe:
             returncode: int | None = self._child.wait(0.2)
         except subprocess.TimeoutExpired:
             returncode = None
-        raise ChannelBroken(returncode, self._stderr(), waited)
+        raise ChannelBroken(returncode, self._last_words(), waited)
 
-    def _stderr(self) -> str:
+    def _last_words(self) -> str:
         try:
             self._said.seek(0)
-            return self._said.read().decode(errors="replace")
+            return (self._said.read() or self._noise).decode(errors="replace")
         except ValueError:  # closed by another thread: the check was broken off, and nobody reads this any more
             return ""
 
@@ -90,6 +91,8 @@ class Pipe:
             for line in out:
                 if line.startswith(serve.MARK.encode()):
                     self._answers.put(line[len(serve.MARK) :])
+                else:
+                    self._noise = (self._noise + line)[-4096:]
         self._answers.put(b"")
 
     def _write(self) -> None:

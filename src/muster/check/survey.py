@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 
 ALONE, CONNECT, MEASURE = 20.0, 3.0, 10.0  # seconds for: one host's facts, one connection, one link
 SECOND_LOOK = 10.0  # seconds for measuring doubtful links once more
-AGAIN = (0.5, 1.5, 4.0)  # seconds to wait before asking an sshd again that was too busy
+AGAIN = (0.5, 1.5, 4.0, 4.0, 8.0)  # seconds to wait before asking an sshd again that was too busy
 
 
 @dataclass
