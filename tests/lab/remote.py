@@ -199,7 +199,7 @@ class Site:
         settings = {**(seats if hosts is None else {}), "engine": "tensorflow", "backoff": 0.1, **(run or {})}
         text = toml({k: v for k, v in heads.items() if v is not None})
         text += "".join("\n[[hosts]]\n" + toml(row) for row in rows.values())
-        self.write("ctl", "lab.toml", text + "\n[run]\n" + toml(settings))
+        self.write("ctl", "lab.toml", text + "\n[run]\n" + toml({k: v for k, v in settings.items() if v is not None}))
         return "lab.toml"
 
     def write(self, host: str, name: str, text: str) -> Path:
