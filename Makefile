@@ -18,7 +18,7 @@ $(VENV)/.ready: requirements.lock.txt pyproject.toml
 	@echo "setting up $(VENV) (TensorFlow is about 270 MB)"
 	@$(PYTHON) -m venv $(VENV)
 	@command -v uv >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@PATH="$(PATH):$(CURDIR)/$(BIN)" uv pip sync --quiet --require-hashes requirements.lock.txt
+	@PATH="$(PATH):$(CURDIR)/$(BIN)" uv pip sync --require-hashes requirements.lock.txt
 	@PATH="$(PATH):$(CURDIR)/$(BIN)" uv pip install --quiet --no-deps --editable .
 	@touch $@
 

@@ -475,7 +475,7 @@ def _check_kind(run: Run, source: Source) -> None:
         raise Refused(
             "max_staleness goes with mode bounded",
             at=source.at("run.max_staleness" if run.max_staleness is not None else "run.mode"),
-            because=f"mode is {run.mode}, max_staleness is {run.max_staleness}",
+            because=f"mode is {run.mode}, max_staleness is {run.max_staleness or 'missing'}",
             try_='mode = "bounded", max_staleness = 3',
         )
 

@@ -256,7 +256,8 @@ def _deal_gpus(
                 f"{len(rows)} workers on {name} want {each * len(rows)} GPUs, and it has {len(have)}",
                 at=f"{cluster.source or name}: run.gpus_per_worker",
                 because=f"gpus_per_worker is {each}",
-                try_=f"fewer workers there, gpus_per_worker = {len(have) // len(rows)}, or leave it out to share GPUs",
+                try_=(f"gpus_per_worker = {len(have) // len(rows)}, or " if len(have) >= len(rows) else "")
+                + "fewer workers there, or leave it out to share the GPUs that there are",
             )
         if each is None:
             each = len(have) // len(rows) if rows and len(have) >= len(rows) else 0
@@ -268,11 +269,9 @@ def _deal_gpus(
                 continue
         dealt |= {row: have[n * each : (n + 1) * each] for n, row in enumerate(rows)}
     if not any(dealt.values()):
-        notes.append(
-            "no GPU here: the workers compute on the CPU"
-            if any(f.gpus == () for f in facts.values())
-            else "no GPU is dealt out"
-        )
+        known = [facts[s.host.name].gpus for s in placed if s.host.name in facts]
+        none = known and all(gpus == () for gpus in known)
+        notes.append("no GPU here: the workers compute on the CPU" if none else "no GPU is dealt out")
     return [msgspec.structs.replace(seat, gpus=dealt.get(n, ())) for n, seat in enumerate(placed)]
 
 
@@ -296,6 +295,8 @@ def _say(placed: list[Seat], run: Run, chief: str, facts: Mapping[str, Facts]) -
         yield "worker/0 is the chief (no separate one is asked for)"
     if counts["ps"] and counts["worker"] + counts["chief"] > 8 * counts["ps"]:
         yield f"{counts['worker']} workers on {counts['ps']} ps: the ps may be the bottleneck; one for four is usual"
+    if run.mode != "async" and run.engine == "tensorflow":
+        yield f"mode = {run.mode} is for Muster's own engine: how a TensorFlow script updates is written in the script"
     if run.mode == "sync" and run.spare:
         yield f"sync with spare = {run.spare}: up to {run.spare} gradient(s) a round come late and are dropped"
     gpus = sum(len(seat.gpus) for seat in placed)

@@ -35,6 +35,7 @@ SPREADS = {
 }
 
 NO_PROGRESS = 3  # failures of a task in a row without the global step growing, once it had: restarts do not help
+AWAY = 10.0  # seconds before the first try on a host that was lost: a reboot, a cable, a switch take their time
 SAME = 2  # tracebacks of a task in a row, within the window, that are equal: a bug, not bad luck
 
 
@@ -78,10 +79,14 @@ def decide(state: State, now: float, plan: Plan) -> Iterator[Action]:
 def _together(state: State, now: float, plan: Plan, cause: str) -> Iterator[Action]:
     """Everyone out, then everyone in: those that had ended well too, since the others need them."""
     for name in among(state, ALIVE - {Phase.STOPPING}):
-        yield Stop(name, f"{cause} failed: everyone goes back to the checkpoint", plan.run.grace)
+        yield Stop(name, f"{cause} failed: {_all_again(plan)}", plan.run.grace)
     latest = max(ready_at(state.tasks[name], plan.run) for name in among(state, IDLE))
     if not among(state, ALIVE) and now >= latest:
         yield from (Start(name, state.tasks[name].attempt + 1) for name in plan.tasks)
+
+
+def _all_again(plan: Plan) -> str:
+    return "everyone goes back to the checkpoint" if plan.run.engine == "tensorflow" else "everyone starts again"
 
 
 def among(state: State, phases: Iterable[Phase]) -> list[str]:
@@ -116,7 +121,7 @@ def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
         return Verdict.PORT
     for name in state.members[Phase.FAILED]:
         task = state.tasks[name]
-        if plan.run.engine == "muster" and task.code == BAD_REQUEST and not task.steps:
+        if task.code == BAD_REQUEST and not task.steps:
             return Verdict.REFUSED
         if task.echoes >= SAME and task.failures[-1] - task.failures[-2] <= plan.run.window:
             return Verdict.SAME
@@ -221,10 +226,11 @@ def spread(task: Task, plan: Plan) -> str:
 
 
 def ready_at(task: TaskState, run: Run) -> float:
-    """When an idle task may be started: failed ones wait longer each time."""
+    """When an idle task may be started: failed ones wait longer each time, and longer still for a host that is away."""
     if task.phase is not Phase.FAILED:
         return 0.0
-    return task.since + run.backoff * 2.0 ** (recent(task, task.since, run) - 1)
+    first = max(run.backoff, AWAY) if task.host_lost else run.backoff
+    return task.since + first * 2.0 ** (recent(task, task.since, run) - 1)
 
 
 def recent(task: TaskState, now: float, run: Run) -> int:

@@ -199,6 +199,7 @@ class Request:
     passed: dict[str, str] = field(default_factory=dict)
     check: bool = True
     detached: bool = False
+    tell: Callable[[str], None] = lambda text: None  # what happens before there is a screen
 
 
 class CheckFailed(Exception):
@@ -222,6 +223,7 @@ def run(request: Request, watchers: Watchers, bells: Sequence[Doorbell] = ()) ->
         if not (isinstance(lost, PortTaken) and not plan.exact and state.high == 0 and tried + 1 < PORT_TRIES):
             break
         avoid |= {lost.port}
+        request.tell(f"port {lost.port} was taken meanwhile; the next plan goes round it")
     return plan, summarise(state, plan, state.now, str(folder.path)), folder
 
 
@@ -249,6 +251,7 @@ def ask_hosts(request: Request, avoid: frozenset[int]) -> tuple[dict[str, Facts]
     plan = make_plan(request.cluster, request.script, os.getcwd(), known, python="python3")
     if not request.check:
         return known, []
+    request.tell(f"asking {len({task.host for task in plan.tasks.values()})} hosts over ssh whether they are fit")
     heard, findings = examine(request.cluster, plan, measure=False, within=30.0)
     # The plan itself goes round a proxy, and round a port that is taken unless the file names that port.
     mended = {"proxy"} if plan.exact else {"proxy", "port"}

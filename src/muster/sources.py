@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster.addresses import is_loopback
 from muster.errors import Refused, nearest
 
 SPEC_JOBS = {"ps": "ps", "worker": "workers", "chief": "chief", "master": "master"}
@@ -50,6 +51,12 @@ def from_tf_config(text: str, where: str = "TF_CONFIG") -> Found:
             )
         run[SPEC_JOBS[job]] = _seats(job, seats, where)
     found = Found({"run": run})
+    places = [str(seat).rpartition(":")[0].strip("[]") for row in run.values() for seat in row]
+    if not all(is_loopback(place) for place in places):
+        found.raw["launcher"] = "ssh"
+        found.notes.append(
+            "the addresses are not of this machine: launcher is ssh, with the hosts as your ssh knows them"
+        )
     if whole:
         found.task = _task(told, cluster, where, found.notes)
     return found
@@ -181,7 +188,17 @@ def from_host_file(text: str, where: str = "host file") -> Found:
         hosts.append(host)
     if not hosts:
         raise Refused("the host file names no host", at=where, try_="one line a machine: gpu1 slots=4")
-    return Found({"launcher": "ssh", "hosts": hosts})
+    shares = _shares(hosts)
+    return Found({"launcher": "ssh", "hosts": hosts, **({"run": shares} if shares else {})})
+
+
+def _shares(hosts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts that the slots have room for: about one ps for four workers, and one task a host where none are given."""
+    if not all("slots" in host for host in hosts):
+        return {}
+    seats = sum(int(host["slots"]) for host in hosts)
+    ps = max(1, seats // 5)
+    return {"ps": ps, "workers": seats - ps} if seats > 1 else {}
 
 
 def to_toml(raw: dict[str, Any]) -> str:

@@ -99,6 +99,7 @@ class TaskState:
     trace: str = ""  # of the last failure
     code: int | None = None
     error: str = ""
+    host_lost: bool = False  # it ended because its host went away
     listening: bool = False
     taken: PortTaken | None = None
     released: bool = False
@@ -225,6 +226,7 @@ class State:
         task.failures.append(event.at)
         task.echoes = task.echoes + 1 if event.trace and event.trace == task.trace else 1
         task.trace = event.trace
+        task.host_lost = event.lost
         task.stuck = task.stuck + 1 if task.stuck_at == self.high else 1
         task.stuck_at = self.high
         if self.cause is None:

@@ -8,7 +8,7 @@ import msgspec
 from muster.events import Exited, Mismatch, PortTaken
 from muster.plan import Plan
 from muster.policy import BAD_REQUEST, Verdict, never_joined, verdict
-from muster.state import Phase, State, TaskState
+from muster.state import ALIVE, Phase, State, TaskState
 
 EXIT_CODES = {"ctrl-c": 130, "sigterm": 143, "stop": 130, "lease": 1}
 NO_PROGRESS_EXIT = 3
@@ -33,6 +33,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     run: str
     ok: bool
+    result: str  # succeeded, failed, or stopped (by the user)
     cause: str
     because: str
     try_: str
@@ -64,6 +65,7 @@ def summarise(state: State, plan: Plan, now: float, folder: str = "") -> Summary
     return Summary(
         run=state.run,
         ok=ok,
+        result="succeeded" if ok else "stopped" if why is Verdict.STOPPED else "failed",
         cause=cause,
         because=because,
         try_=try_,
@@ -88,7 +90,7 @@ def _task(name: str, t: TaskState, plan: Plan, folder: str) -> TaskSummary:
     return TaskSummary(
         task=name,
         host=task.host,
-        phase=t.phase.value,
+        phase=phase_word(t, task.role),
         steps=t.steps,
         restarts=max(0, t.attempt - 1),
         exit=ending(t),
@@ -99,6 +101,15 @@ def _task(name: str, t: TaskState, plan: Plan, folder: str) -> TaskSummary:
         staleness_max=account.staleness_max if account else None,
         dropped=account.dropped if account else 0,
     )
+
+
+def phase_word(t: TaskState, role: str) -> str:
+    """The phase as the tables show it: a ps at work serves, and what is frozen does not run."""
+    if t.frozen and t.phase in ALIVE:
+        return "frozen"
+    if role == "ps" and (t.phase is Phase.READY or (t.phase is Phase.RUNNING and t.listening)):
+        return "serving"
+    return t.phase.value
 
 
 def ending(t: TaskState) -> str:
@@ -208,6 +219,9 @@ ADVICE = (
 
 
 def _advice(event: Exited, plan: Plan) -> str:
+    if event.lost:
+        host = plan.tasks[event.task].host
+        return f"is {host} up? muster check says; --retries and --window say how long a run waits for a host to return"
     said = event.error + event.trace + event.tail
     for sign, advice in ADVICE:
         if sign in said:

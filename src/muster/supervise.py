@@ -153,11 +153,22 @@ class Notices:
             and state.ended is None
         ):
             yield cause, self._back_to(cause, state), cause.task
+        for name, t in state.tasks.items():
+            if t.frozen and t.phase in ALIVE:
+                yield (
+                    (name, "frozen", t.attempt),
+                    f"{name} is frozen (SIGSTOP, pid {t.pid}): it lives and does nothing",
+                    name,
+                )
         for task in self.plan.workers:
             yield from self._quiet(task.id, state, now)
 
     def _back_to(self, cause: Exited, state: State) -> str:
         where = self.plan.run.checkpoints
+        if self.plan.run.engine == "muster":
+            return (
+                f"{cause.task} failed, and its parameters with it: training starts over (it was at step {state.high})"
+            )
         if where:
             return f"{cause.task} failed: everyone goes back to the last checkpoint in {where}"
         return (

@@ -28,10 +28,12 @@ class Wait:
     def text(self, now: float) -> str:
         """One sentence: who waits, for whom and where, since when, and most likely why."""
         verb = "waits" if len(self.who) == 1 else "wait"
-        named = [f"{whom} ({where})" for whom, where in zip(self.whom, self.where, strict=True)]
-        more = f" and {len(named) - 4} more" if len(named) > 4 else ""
-        said = f"{', '.join(named[:4])}{more}, {now - self.since:.0f} s so far: "
-        return f"{', '.join(self.who)} {verb} for {said}{self.why}"
+        named = list(self.whom)
+        if len(named) <= 2:
+            named = [f"{whom} ({where})" for whom, where in zip(self.whom, self.where, strict=True)]
+        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+        whom = f"{', '.join(named[:5])}{more}"
+        return f"{', '.join(self.who)} {verb} for {whom}, {now - self.since:.0f} s so far: {self.why}"
 
     def event(self, now: float) -> Waiting:
         return Waiting(now, ", ".join(self.who), ", ".join(self.whom), ", ".join(self.where), self.since, self.why)
@@ -73,10 +75,11 @@ def _merged(rows: list[Wait]) -> list[Wait]:
 def _absent(state: State, now: float, plan: Plan, told: set[str]) -> list[Wait]:
     """Tasks that nobody is up to wait for yet, and that are late themselves: the run waits for them."""
     rows = []
+    others = state.tasks.values() if plan.run.engine == "muster" else ()
     for task in plan.tasks.values():
         mine = state.tasks[task.id]
         coming = mine.phase in (Phase.STARTING, Phase.RUNNING) and not (_up(mine) or mine.step >= 0)
-        if coming and task.id not in told and now - mine.started >= PATIENCE and plan.run.engine == "tensorflow":
+        if coming and task.id not in told and now - mine.started >= PATIENCE and not any(t.step >= 0 for t in others):
             rows.append(_wait(("the run",), task, mine.started, _why_down(task, state, now, plan)))
     return rows
 
@@ -95,7 +98,10 @@ def _missing(
         for peer in plan.workers:
             other = state.tasks[peer.id]
             if other.phase in (Phase.STARTING, Phase.RUNNING) and not other.released:
-                yield peer, me.since, "it has not reached the start barrier: " + _what_it_does(peer, state, now)
+                yield peer, me.since, "it has not reached the start barrier: " + _what_it_does(peer, state, now, plan)
+        return
+    if plan.run.engine == "muster":
+        yield from _not_joined(me, state, now, plan)
         return
     if me.released or plan.run.kind != "v1":
         return
@@ -110,6 +116,14 @@ def _missing(
         yield plan.tasks[plan.chief], me.started, "it is up and has not initialised the variables yet"
     elif needed and now - me.started > 3 * PATIENCE:
         yield needed[0], me.started, _why_unreached(task, needed[0], plan, facts)
+
+
+def _not_joined(me: TaskState, state: State, now: float, plan: Plan) -> Iterator[tuple[Task, float, str]]:
+    """Over our own parameter servers a worker waits for the chief to declare, and for all at the start barrier."""
+    for peer in plan.workers if not me.released else ():
+        other = state.tasks[peer.id]
+        if other.phase in (Phase.STARTING, Phase.RUNNING) and not (other.joined or other.released):
+            yield peer, other.started, _what_it_does(peer, state, now, plan)
 
 
 def _up(task: TaskState) -> bool:
@@ -146,14 +160,19 @@ def _why_down(task: Task, state: State, now: float, plan: Plan) -> str:
         return "it is being ended"
     if t.phase is Phase.WAITING:
         return "it has not been started"
-    return _what_it_does(task, state, now)
+    return _what_it_does(task, state, now, plan)
 
 
-def _what_it_does(task: Task, state: State, now: float) -> str:
+def _what_it_does(task: Task, state: State, now: float, plan: Plan) -> str:
     t = state.tasks[task.id]
     if t.frozen:
         return f"it is frozen (SIGSTOP, pid {t.pid})"
     age = now - t.started
+    if plan.run.engine == "muster":
+        if task.role == "ps":
+            return f"started {age:.0f} s ago and not ready yet"
+        guess = "; importing TensorFlow takes a few seconds" if age < 20 else ""
+        return f"started {age:.0f} s ago and has not come to muster.fit or muster.connect yet{guess}"
     if not t.listening:
         guess = "importing TensorFlow takes a few seconds" if age < 20 else "does its script make a Server?"
         return f"started {age:.0f} s ago and not listening yet; {guess}"

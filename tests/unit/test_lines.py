@@ -5,14 +5,14 @@ import pytest
 from making import after, dies, make, started, stepping
 from rich.console import Console
 
-from muster.events import RunEnded, Said, Started, Step, Warned
+from muster.events import Exited, RunEnded, Said, Started, Step, Warned
 from muster.journal import Journal, Logs
 from muster.launch import Output
 from muster.launch.fake import FakeLauncher
 from muster.summary import summarise
 from muster.supervise import supervise
 from muster.watch.lines import MOST_SHOWN, Budget, Lines, show
-from muster.watch.terminal import Screen, clock, current, end_table, is_chatter, phases
+from muster.watch.terminal import Screen, clock, current, end_table, footer, headline, is_chatter, phases
 
 
 @pytest.mark.parametrize(
@@ -186,17 +186,26 @@ def test_markup_in_a_line_is_text():
 def test_the_end_table_says_what_had_to_be_ended():
     """SD-02."""
     plan = make(ps=1, workers=2)
-    from muster.events import Exited, Stopping
+    from muster.events import Stopping
 
     ended = [Exited(5.0, "worker/0", 1, 0)]
     for name in ("worker/1", "ps/0"):
         ended += [Stopping(15.0, name, 1), Exited(15.0, name, 1, -15)]
     state = after(plan, started(plan), stepping(plan), ended, RunEnded(16.0, True))
     console = Console(file=io.StringIO(), width=120)
-    console.print(end_table(summarise(state, plan, 16.0, "/runs/x"), plan))
-    told = console.file.getvalue()
-    assert "succeeded (1 task had to be ended) in 16 s" in told
-    assert "logs: /runs/x/logs/" in told and "worker-1.log" in told
+    summary = summarise(state, plan, 16.0, "/runs/x")
+    console.print(end_table(summary, plan))
+    assert headline(summary, plan).startswith("succeeded (1 task had to be ended) in 16 s")
+    assert footer(summary) == ["logs: /runs/x/logs/"] and "worker-1.log" in console.file.getvalue()
+
+
+def test_the_end_table_fits_on_a_narrow_terminal():
+    plan = make(ps=2, workers=3)
+    state = after(plan, started(plan), stepping(plan), Exited(5.0, "worker/0", 1, 0), RunEnded(16.0, True))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(end_table(summarise(state, plan, 16.0, "/runs/x"), plan, 80))
+    rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert [row[0] for row in rows if row and "/" in row[0]] == list(plan.tasks)
 
 
 @pytest.mark.parametrize(

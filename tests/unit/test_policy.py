@@ -413,11 +413,17 @@ def test_a_worker_that_never_asked_for_the_ps_fails_the_run_though_it_exits_with
     assert verdict(after(other, started(other), ended), 9.0, other) is Verdict.DONE
 
 
-def test_what_is_refused_is_not_tried_again():
-    plan = make(ps=1, workers=2, engine="muster", retries=3)
+@pytest.mark.parametrize("engine", ["muster", "tensorflow"])
+def test_what_is_refused_is_not_tried_again(engine):
+    """Exit code 2 before the first step: a bad request, ours or that of the script's own argument parser."""
+    plan = make(ps=1, workers=2, engine=engine, retries=3)
     refused = after(plan, started(plan), dies("worker/1", 1.0, code=2))
     assert verdict(refused, 1.0, plan) is Verdict.REFUSED
     assert verdict(after(plan, started(plan), dies("worker/1", 1.0, code=1)), 1.0, plan) is None
     assert verdict(after(plan, started(plan), stepping(plan), dies("worker/1", 9.0, code=2)), 9.0, plan) is None
-    other = make(ps=1, workers=2, retries=3)
-    assert verdict(after(other, started(other), dies("worker/1", 1.0, code=2)), 1.0, other) is None
+
+
+def test_a_host_that_is_away_is_given_time_to_come_back():
+    plan = make(ps=1, workers=2, backoff=1.0)
+    lost = Exited(10.0, "worker/1", 1, -1, "the agent is gone", lost=True)
+    assert wake(after(plan, started(plan), stepping(plan), lost), 10.0, plan) == 20.0

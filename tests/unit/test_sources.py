@@ -71,8 +71,8 @@ def test_a_slip_in_tf_config_is_named_with_its_place(text, at, named):
 def test_a_tf_config_without_task_is_taken_and_warned_of():
     """CD-12."""
     found = from_tf_config(config())
-    assert found.raw == {"run": {"ps": ["a:1"], "workers": ["b:1", "c:1"]}} and found.task is None
-    assert "has no task" in found.notes[0]
+    assert found.raw["run"] == {"ps": ["a:1"], "workers": ["b:1", "c:1"]} and found.task is None
+    assert any("has no task" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(("index", "task"), [(1, ("worker", 1)), ("1", ("worker", 1)), (0, ("worker", 0))])
@@ -83,7 +83,7 @@ def test_the_task_is_read_be_its_index_a_number_or_text(index, task):
 
 def test_a_bare_cluster_spec_is_taken():
     found = from_tf_config(json.dumps(SPEC))
-    assert found.raw == {"run": {"ps": ["a:1"], "workers": ["b:1", "c:1"]}} and not found.notes
+    assert found.raw["run"] == {"ps": ["a:1"], "workers": ["b:1", "c:1"]} and found.raw["launcher"] == "ssh"
 
 
 def test_numeric_keys_that_json_made_text_are_put_in_order():
@@ -118,7 +118,17 @@ def test_a_master_is_taken_as_chief_with_a_warning():
 )
 def test_a_host_file_may_hold_blanks_comments_tabs_and_other_line_ends(text, hosts):
     """CD-18, CD-19."""
-    assert from_host_file(text).raw == {"launcher": "ssh", "hosts": hosts}
+    raw = from_host_file(text).raw
+    assert (raw["launcher"], raw["hosts"]) == ("ssh", hosts)
+
+
+def test_a_host_file_with_slots_makes_a_cluster_that_fits_them():
+    assert from_host_file("a slots=2\nb slots=2").raw["run"] == {"ps": 1, "workers": 3}
+    assert "run" not in from_host_file("a slots=2\nb").raw
+
+
+def test_addresses_of_other_machines_are_for_ssh():
+    assert "launcher" not in from_tf_config(config(ps=["127.0.0.1:1"], worker=["localhost:2"])).raw
 
 
 @pytest.mark.parametrize(
@@ -153,5 +163,5 @@ def test_a_host_file_survives_the_way_to_toml_and_back(count):
 def test_a_tf_config_survives_the_way_to_toml_and_back():
     raw = from_tf_config(config(chief=["a:1"], ps=["[fd00::5]:2"], worker=["d:1", "训练机:1"])).raw
     again = tomllib.loads(to_toml(raw))
-    assert again.pop("launcher") == "local"
+    assert again["launcher"] == "ssh"
     assert again == raw

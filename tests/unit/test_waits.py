@@ -53,7 +53,7 @@ def test_waits_for_the_same_reason_are_one_row():
     plan = make(ps=6, workers=1)
     wait = only(plan, 9.0, started(plan), listen("worker/0"))
     assert wait.whom == tuple(f"ps/{n}" for n in range(6))
-    assert " and 2 more, 9 s so far" in wait.text(9.0)
+    assert " and 1 more, 9 s so far" in wait.text(9.0)
 
 
 def test_the_chief_that_does_not_initialise_is_named():

@@ -63,8 +63,9 @@ def group() -> None:
     """Make a TensorFlow training cluster of parameter servers and workers out of the machines you have.
 
     \b
-    muster run examples/mnist_v1.py        2 ps and 3 workers on this machine
+    muster run examples/mnist.py           2 ps and 3 workers on this machine
     muster run -c cluster.toml train.py    the same script on many machines
+    muster run --tf1 old_script.py         a TensorFlow 1 script, unchanged
     """
 
 

@@ -9,8 +9,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from muster.events import PortTaken
+
+if TYPE_CHECKING:
+    from muster.journal import RunFolder
 
 START = 60.0  # seconds within which a run in the background must have begun
 
@@ -63,6 +69,9 @@ def in_the_background(options: list[str], script: Sequence[str]) -> int:
     while time.monotonic() < until:
         new = [f for f in runs() if f.id not in before and f.launcher() == child.pid]
         if new:
+            if not _under_way(new[0], until):  # a port was taken meanwhile: the launcher makes another plan
+                before.add(new[0].id)
+                continue
             print(f"run {new[0].id} goes on in the background (launcher: pid {child.pid})")
             print(f"muster attach {new[0].id}    muster status {new[0].id}    muster stop {new[0].id}")
             os.replace(screen.name, new[0].path / "screen.log")
@@ -73,3 +82,18 @@ def in_the_background(options: list[str], script: Sequence[str]) -> int:
     print(Path(screen.name).read_text(), end="")
     Path(screen.name).unlink()
     return child.poll() or 1
+
+
+def _under_way(folder: RunFolder, until: float) -> bool:
+    """Whether its tasks have come up. False where the run ended before that, so that another takes its place."""
+    plan = folder.plan()
+    while time.monotonic() < until:
+        state = folder.state(plan)
+        if state.ended is not None:
+            return not isinstance(state.cause, PortTaken)
+        if all(t.attempt and t.phase.value not in ("waiting", "starting") for t in state.tasks.values()):
+            time.sleep(0.3)
+            if folder.state(plan).ended is None:
+                return True
+        time.sleep(0.05)
+    return True

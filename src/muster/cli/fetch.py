@@ -22,9 +22,11 @@ def command(file: Path | None, run: str, paths: tuple[str, ...], to: Path | None
     from muster.cli.options import find_cluster
     from muster.cluster import Cluster
     from muster.errors import RunFailed
-    from muster.journal import find
+    from muster.journal import find, runs
     from muster.launch.fetch import fetch_host
 
+    if run and not any(folder.id.startswith(run) for folder in runs()) and not Path(run, "plan.json").exists():
+        run, paths = "", (run, *paths)  # the newest run, and the first word is a path
     folder = find(run)
     plan = folder.plan()
     to = to or Path(folder.id)

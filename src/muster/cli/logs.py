@@ -28,13 +28,14 @@ def command(words: tuple[str, ...], follow: bool, lines: int) -> int:
     width = max(map(len, names))
     readers = {name: (folder.logs / plan.tasks[name].log, Lines()) for name in names}
     places: dict[str, int] = {}
+    first = True
     while True:
         ended = folder.launcher() == 0
         for name, (path, cut) in readers.items():
             found = cut.feed(_more(path, name, places))
-            for line in found[-lines:] if lines and name not in places else found:
+            for line in found[-lines:] if lines and first else found:
                 sys.stdout.write(line + "\n" if task else f"{name:<{width}} | {line}\n")
-            places.setdefault(name, 0)
+        first = False
         sys.stdout.flush()
         if not follow or ended:
             break

@@ -42,14 +42,20 @@ def command(file: Path | None, as_json: bool, task: str, words: tuple[str, ...],
     print(said)
     rows = [("task", "host", "address", "GPUs", "why")]
     rows += [
-        (t.id + (" (chief)" if t.id == plan.chief else ""), t.host, t.where, ",".join(map(str, t.gpus)) or "-", t.why)
+        (
+            t.id + (" (chief)" if t.id == plan.chief else ""),
+            t.host,
+            t.where if t.listens else t.address,
+            ",".join(map(str, t.gpus)) or "-",
+            t.why,
+        )
         for t in plan.tasks.values()
     ]
     widths = [max(len(row[n]) for row in rows) for n in range(5)]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-    first = next(iter(plan.tasks.values()))
-    print(f"command: {shlex.join(first.argv)}   (of {first.id}; in {first.cwd})")
+    chief = plan.tasks[plan.chief]
+    print(f"command: {shlex.join(chief.argv)}   (of {chief.id}; in {chief.cwd})")
     for note in plan.notes:
         print(f"note: {note}")
     return 0

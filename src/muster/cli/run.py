@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -73,8 +74,9 @@ def command(
         from muster.launch.sync import sync_cluster
 
         cluster, script = sync_cluster(cluster, sync, script)
-    request = Request(cluster, script, only, _variables(passed), not no_check, in_background)
     console = _console(as_json)
+    tell = functools.partial(console.print, style="dim", soft_wrap=True)
+    request = Request(cluster, script, only, _variables(passed), not no_check, in_background, tell)
     bells = []
     if only and sys.stdin.isatty():
         from muster.watch.keys import Keys
@@ -139,11 +141,14 @@ def _watchers(console: Console, said: str, only: str, lines: str) -> Watchers:
 
 def _tell(console: Console, summary: Summary, plan: Plan) -> None:
     """The user's own traceback first, then the table, then cause and remedy."""
-    from muster.watch.terminal import end_table
+    from muster.watch.terminal import end_table, footer, headline
 
     if summary.trace:
         console.print(summary.trace + "\n", markup=False, soft_wrap=True)
-    console.print(end_table(summary, plan))
+    console.print(headline(summary, plan), style="bold", soft_wrap=True)
+    console.print(end_table(summary, plan, console.width))
+    for text in footer(summary):
+        console.print(text, style="dim", soft_wrap=True)
     for text in summary.warnings:
         console.print(f"warning: {text}", style="yellow", soft_wrap=True)
     if not summary.ok:

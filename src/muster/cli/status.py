@@ -14,7 +14,7 @@ def command(run: str, as_json: bool) -> int:
     from muster.journal import find
     from muster.summary import summarise
     from muster.waits import waits
-    from muster.watch.terminal import current, end_table, phases
+    from muster.watch.terminal import current, end_table, footer, headline, phases
 
     folder = find(run)
     plan = folder.plan()
@@ -36,9 +36,11 @@ def command(run: str, as_json: bool) -> int:
         console.print(f"step {current(state):,}" + (f" of {state.total:,}" if state.total else ""))
     for wait in waiting:
         console.print(wait.text(now), style="yellow", soft_wrap=True)
-    table = end_table(summary, plan)
-    table.title = None if alive or not state.ended else table.title
-    console.print(table)
+    if state.ended:
+        console.print(headline(summary, plan), style="bold", soft_wrap=True)
+    console.print(end_table(summary, plan, console.width))
+    for text in footer(summary):
+        console.print(text, style="dim", soft_wrap=True)
     if state.ended and not summary.ok:
         console.print(
             summary.cause + (f"\n  because   {summary.because}" if summary.because else ""),

@@ -337,7 +337,7 @@ class AgentLauncher:
             if pipe.ended:
                 del self._alive[name]
                 said = f"the agent on {pipe.host} is gone: {pipe.why}"
-                yield Exited(self.now(), name, self._attempts[name], -signal.SIGHUP, error=said)
+                yield Exited(self.now(), name, self._attempts[name], -signal.SIGHUP, error=said, lost=True)
 
     def _silent(self, looked: float) -> list[Event]:
         """Hosts that answer no heartbeat. ``looked``: a moment since when all that had come by then was read, so that a

@@ -41,6 +41,8 @@ class Session:
     def __init__(self, client: Client, reports: Any) -> None:
         self.client, self.reports = client, reports
         self.names: list[str] = []
+        self.samples = 0.0
+        self.accounted = False
         self.rate: Rate = 0.01
 
     @property
@@ -93,6 +95,7 @@ class Session:
 
     def push(self, grads: Any = None, samples: float = 1.0, loss: float | None = None) -> Done:
         """Send gradients without taking values back; see ``step``."""
+        self.samples += samples
         return self._reported(self.client.push(self._ordered(grads), samples, self._rate()), loss)
 
     def step(self, grads: Any = None, samples: float = 1.0, loss: float | None = None) -> Done:
@@ -102,6 +105,7 @@ class Session:
         what ``client.gradients`` holds; float32, in the shapes declared. ``samples``: how many samples they are the
         mean of, the weight in a sync round. ``loss`` is only reported.
         """
+        self.samples += samples
         return self._reported(self.client.step(self._ordered(grads), samples, self._rate()), loss)
 
     def stop(self, why: str = "stop") -> None:
@@ -109,11 +113,23 @@ class Session:
         self.client.stop(why)
 
     def finish(self) -> None:
-        """Out of data: nobody waits for this worker any more."""
+        """Out of data: nobody waits for this worker any more. The end table gets what its share came to."""
         self.client.turn("done")
+        self._account()
 
     def close(self) -> None:
+        self._account()
         self.client.close()
+
+    def _account(self) -> None:
+        if self.accounted or not self.names:
+            return
+        self.accounted = True
+        told = self.client.stats()[0]["workers"].get(self.client.who.task, {})
+        self.reports.tell(
+            "Account", samples=round(self.samples), staleness=float(told.get("staleness_mean", 0.0)),
+            staleness_max=int(told.get("staleness_max", 0)), dropped=int(told.get("dropped", 0)),
+        )  # fmt: skip
 
     def __enter__(self) -> Session:
         return self
