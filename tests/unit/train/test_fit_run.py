@@ -514,11 +514,21 @@ def test_the_ps_values_are_set_only_where_a_callback_has_set_weights(sets):
             if sets:
                 self.model.set_weights([np.ones_like(w) for w in self.model.get_weights()])
 
+    class Late(keras.callbacks.Callback):
+        every_worker = True
+        epoch = 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_begin(self, batch, logs=None):
+            time.sleep(0.4 * (sets and self.epoch == 2))  # it pushes after the chief has decided to stop
+
     stores = []
 
     def script(worker):
         model = fresh(classifier)
-        worker.fit(model, X, Y, batch_size=5, epochs=4, verbose=0, validation_data=(X, Y), callbacks=[Slow()])
+        worker.fit(model, X, Y, batch_size=20, epochs=4, verbose=0, validation_data=(X, Y), callbacks=[Slow(), Late()])
         return model.get_weights()
 
     with Run() as run:
