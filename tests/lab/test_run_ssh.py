@@ -129,6 +129,18 @@ def test_gpus_that_a_host_does_not_have_are_refused_before_anything_starts(site:
     assert "worker0" in launch.text() and "2 GPUs planned" in launch.text() and "worker/0 |" not in launch.text()
 
 
+def test_collectives_want_the_same_number_of_gpus_everywhere(site: Site):
+    """GP-04: told with both counts, and what would do."""
+    site.cluster(
+        run={"ps": None, "workers": 2, "kind": "mwms"},
+        hosts={WORKER0: {"gpus": 2}, WORKER1: {"gpus": 4}},
+    )
+    launch = site.run(SERVE + STEPS, check=True)
+    assert launch.wait() == 1
+    text = " ".join(launch.text().split())
+    assert "another number of GPUs" in text and "gpus_per_worker = 2" in text, launch.text()
+
+
 NOISE = "printf 'no newline'; head -c 100000 /dev/zero | tr '\\0' '\\377'; echo; echo to stderr >&2\n"
 
 

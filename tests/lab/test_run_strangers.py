@@ -4,6 +4,7 @@ can do: nothing. Workers are a NumPy loop; the Python of the hosts has NumPy and
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -355,3 +356,38 @@ def test_a_certificate_is_made_for_each_task_of_each_run(ours: Site, tmp_path: P
     ).stdout
     assert "ps/0" in text.splitlines()[0] and f"muster run {launch.run().id}" in text.splitlines()[1], text
     finish(ours, launch)
+
+
+def numpy_only(site: Site, host: str) -> str:
+    """An interpreter on ``host`` that has NumPy and neither TensorFlow nor anything of ours."""
+    import numpy
+
+    folder = site.lab.private(host) / "numpy-only"
+    packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    for path in Path(numpy.__file__).parents[1].glob("numpy*"):
+        if not (packages / path.name).exists():
+            (packages / path.name).symlink_to(path)
+    (folder / "bin").mkdir(exist_ok=True)
+    real = Path(sys.executable).resolve()
+    if not (folder / "bin" / "python").exists():
+        (folder / "bin" / "python").symlink_to(real)
+    (folder / "pyvenv.cfg").write_text(f"home = {real.parent}\n")
+    return str(site.lab.home / "numpy-only" / "bin" / "python")
+
+
+def test_a_machine_of_a_ps_needs_no_tensorflow(site: Site):
+    """EN-04: checked by role, and run so."""
+    rows = {host: {"name": host.split(".")[0]} for host in SEED}
+    for host in (PS0, PS1):
+        rows[host]["python"] = numpy_only(site, host)
+    seats = {"ps": [f"{h}:2222" for h in SEED[:2]], "workers": [f"{h}:2222" for h in SEED[2:]]}
+    site.cluster(run={"engine": "muster", **seats}, hosts=rows)
+    launch = site.run(LOOP + "open('counted', 'w').close()\nmain(limit=30)\n", check=True)
+    assert launch.wait() == 0, launch.text()
+    rows[WORKER1]["python"] = numpy_only(site, WORKER1)
+    site.cluster(run={"engine": "tensorflow", **seats}, hosts=rows)
+    launch = site.run(MAIN, check=True)
+    assert launch.wait() == 1 and launch.text().count("no TensorFlow") == 3, launch.text()
+    for host in SEED:
+        (site.lab.private(host) / "counted").unlink(missing_ok=True)
