@@ -29,6 +29,8 @@ class Facts(msgspec.Struct, frozen=True):
     busy: frozenset[int] = frozenset()  # ports that something listens on, or that another run has been given
     proxies: dict[str, str] = {}
     no_proxy: str = ""
+    cores: int = 0
+    threads: str = ""  # TF_NUM_INTRAOP_THREADS as the user has it
     own_name: str = ""  # set where the machine's own name leads to a loopback address: "gpu-a is 127.0.1.1 here"
 
 
@@ -121,7 +123,8 @@ def make_plan(
     many = len({seat.host.address for seat in placed}) > 1
     for seat in placed:
         known = facts.get(seat.host.name, Facts())
-        task = _task(seat, run, script, chief, addresses, cwd, python, known, many)
+        threads = _threads(seat, placed, run, known)
+        task = _task(seat, run, script, chief, addresses, cwd, python, known, many, threads)
         tasks[task.id] = task
     name = cluster.name or Path(script.path).stem or "run"
     return Plan(
@@ -236,11 +239,7 @@ def _deal_gpus(
 ) -> list[Seat]:
     dealt: dict[int, tuple[int, ...]] = {}
     for name in dict.fromkeys(seat.host.name for seat in placed):
-        rows = [
-            n
-            for n, s in enumerate(placed)
-            if s.host.name == name and (s.role == "worker" or (s.role == "chief" and run.kind != "pss"))
-        ]
+        rows = [n for n, s in enumerate(placed) if s.host.name == name and _computes(s, run)]
         host = next(seat.host for seat in placed if seat.host.name == name)
         have, found = _gpus_of(host, facts) or (), facts.get(name, Facts()).gpus
         if found is not None and (missing := [g for g in have if g not in found]):
@@ -275,6 +274,21 @@ def _deal_gpus(
     return [msgspec.structs.replace(seat, gpus=dealt.get(n, ())) for n, seat in enumerate(placed)]
 
 
+def _computes(seat: Seat, run: Run) -> bool:
+    return seat.role == "worker" or (seat.role == "chief" and run.kind != "pss")
+
+
+def _threads(seat: Seat, placed: list[Seat], run: Run, known: Facts) -> int:
+    """Threads of a worker's TensorFlow where several share the cores of a host; 0: TensorFlow's own choice, all.
+
+    Left alone, each of N workers starts a thread for every core, and they spend their time changing places.
+    """
+    beside = sum(_computes(other, run) for other in placed if other.host.name == seat.host.name)
+    if not known.cores or known.threads or beside < 2 or not _computes(seat, run):
+        return 0
+    return max(1, known.cores // beside)
+
+
 def _no_loopback_between_hosts(placed: list[Seat], cluster: Cluster) -> None:
     hosts = {seat.host.name: seat.host for seat in placed}
     if len(hosts) < 2 or cluster.launcher == "local":
@@ -306,6 +320,10 @@ def _say(placed: list[Seat], run: Run, chief: str, facts: Mapping[str, Facts]) -
             "these are for large embeddings, async training, and machines that come and go"
         )
     names = dict.fromkeys(seat.host.name for seat in placed)
+    for seat in {seat.host.name: seat for seat in placed if _computes(seat, run)}.values():
+        known = facts.get(seat.host.name, Facts())
+        if threads := _threads(seat, placed, run, known):
+            yield f"workers share {known.cores} cores of {seat.host.name}: TensorFlow gets {threads} thread(s) in each"
     if run.engine == "tensorflow" and len({seat.host.address for seat in placed}) > 1:
         yield "TensorFlow's ports take any graph from anybody who reaches them: keep this network closed"
     for name in names if run.engine == "tensorflow" else ():
@@ -327,6 +345,7 @@ def _task(
     python: str,
     facts: Facts,
     many: bool,
+    threads: int,
 ) -> Task:
     me = f"{seat.role}/{seat.index}"
     role_of = {
@@ -345,6 +364,7 @@ def _task(
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.gpus)),
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "PYTHONUNBUFFERED": "1",
+        **({"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(threads)} if threads else {}),
         **seat.host.env,
     }
     if run.engine == "tensorflow":

@@ -295,3 +295,15 @@ def test_a_task_of_no_job_is_refused_with_those_there_are(name):
 
 def test_a_task_is_found_by_its_name():
     assert check_task_name("worker/2", make()).port == 20004
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads", "given"),
+    [(2, 3, "", "1"), (16, 3, "", "5"), (8, 1, "", None), (8, 3, "4", None), (0, 3, "", None)],
+)
+def test_workers_of_one_host_share_its_cores(cores, workers, threads, given):
+    """PF-05: unless the user has set the number, or one worker has the host for itself."""
+    plan = make(facts={"here": Facts(cores=cores, threads=threads)}, workers=workers)
+    assert plan.tasks["worker/0"].env.get("TF_NUM_INTRAOP_THREADS") == given
+    assert "TF_NUM_INTRAOP_THREADS" not in plan.tasks["ps/0"].env
+    assert any("share" in note and "cores" in note for note in plan.notes) == (given is not None)

@@ -86,5 +86,6 @@ def _facts(told: Mapping[str, Any], plan: Plan, host: str) -> Facts:
         busy=frozenset(int(port) for port, row in section("ports").items() if not row.get("free", True)),
         proxies={name: environment[name] for name in PROXIES if environment.get(name)},
         no_proxy=environment.get("no_proxy", ""),
+        cores=int(section("machine").get("cores") or 0),
         own_name=f"{own} is {answer[0]} in its own hosts file" if loop and answer else "",
     )

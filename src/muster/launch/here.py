@@ -15,6 +15,8 @@ def facts_here(busy: frozenset[int] = frozenset()) -> Facts:
         proxies={n: os.environ[n] for n in PROXIES if os.environ.get(n)},
         no_proxy=os.environ.get("no_proxy", ""),
         own_name=own_name(),
+        cores=len(os.sched_getaffinity(0)),
+        threads=os.environ.get("TF_NUM_INTRAOP_THREADS", ""),
     )
 
 
