@@ -12,7 +12,7 @@ from muster.launch.fake import FakeLauncher
 from muster.summary import summarise
 from muster.supervise import supervise
 from muster.watch.lines import MOST_SHOWN, Budget, Lines, show
-from muster.watch.terminal import Screen, clock, current, end_table, footer, headline, is_chatter, phases
+from muster.watch.terminal import Chatter, Screen, clock, current, end_table, footer, headline, is_chatter, phases
 
 
 @pytest.mark.parametrize(
@@ -221,3 +221,22 @@ def test_the_current_step_is_that_of_the_newest_reports():
     state = after(plan, started(plan), stepping(plan, 1.0, 398), Step(50.0, "worker/0", 1, 66, 70))
     assert current(state) == 66
     assert phases(after(plan, started(plan)[:2])) == "ps/0 running; worker/0, worker/1 waiting"
+
+
+def test_the_lines_that_belong_to_a_notice_go_with_it():
+    notice = "I0000 00:00:1796047549.494633   11998 grpc_server_lib.cc:467] Server config: device_count {"
+    lines = [
+        notice,
+        '  key: "CPU"',
+        "  value: 1",
+        "}",
+        "gpu_options {",
+        "  experimental {",
+        "  }",
+        "}",
+        "",
+        "loss: 0.3",
+        "}",
+    ]
+    chatter = Chatter()
+    assert [line for line in lines if not chatter.takes(line)] == ["loss: 0.3", "}"]

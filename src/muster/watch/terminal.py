@@ -38,6 +38,7 @@ class Screen:
         self._console, self._plan, self._only, self._show_lines = console, plan, only, lines
         self.chatter = 0
         self._lines = {name: Lines() for name in plan.tasks}
+        self._chatter = {name: Chatter() for name in plan.tasks}
         self._budgets = {name: Budget() for name in plan.tasks}
         self._width = max(map(len, self._names().values()))
         self._rates: deque[tuple[float, int]] = deque()
@@ -67,7 +68,7 @@ class Screen:
                 self._line(output.task, line)
 
     def _line(self, task: str, line: str) -> None:
-        if self._show_lines == "some" and is_chatter(line):
+        if self._show_lines == "some" and self._chatter[task].takes(line):
             self.chatter += 1
         elif self._budgets[task].allow(time.monotonic()):
             self._print(task, line)
@@ -211,6 +212,31 @@ CHATTER = re.compile(
 def is_chatter(line: str) -> bool:
     """TensorFlow's own notices and warnings, in C++ log format: kept in the logs, left out on the screen."""
     return CHATTER.match(line) is not None
+
+
+# What TensorFlow prints on the lines after a notice: a configuration in protobuf's text form, a list of tasks, a node.
+CONFIG = re.compile(
+    r"(device_count|gpu_options|experimental|pluggable_device_options|rpc_options|graph_options) \{|allow_soft_placement: "
+    r"|(intra|inter)_op_parallelism_threads: |isolate_session_state: |/job:\w+/replica:\d+/task:\d+|\s*\[\[\{\{node |$"
+)
+
+
+class Chatter:
+    """Tells TensorFlow's own notices, with the lines that belong to them, from what a script prints."""
+
+    def __init__(self) -> None:
+        self._within = False  # a notice has just been, and its further lines may follow
+        self._depth = 0
+
+    def takes(self, line: str) -> bool:
+        if not (is_chatter(line) or (self._within and (self._depth > 0 or CONFIG.match(line)))):
+            self._within = False
+            return False
+        self._within = True
+        self._depth = (
+            max(0, self._depth + line.count("{") - line.count("}")) if not line.lstrip().startswith("[[") else 0
+        )
+        return True
 
 
 def current(state: State) -> int:
