@@ -364,7 +364,7 @@ def _task(
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.gpus)),
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "PYTHONUNBUFFERED": "1",
-        **({"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(threads)} if threads else {}),
+        **({"TF_NUM_INTRAOP_THREADS": str(threads)} if threads else {}),  # not INTEROP: at 1 a served worker can lock up
         **seat.host.env,
     }
     if run.engine == "tensorflow":
