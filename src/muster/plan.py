@@ -364,7 +364,8 @@ def _task(
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.gpus)),
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "PYTHONUNBUFFERED": "1",
-        **({"TF_NUM_INTRAOP_THREADS": str(threads)} if threads else {}),  # not INTEROP: at 1 a served worker can lock up
+        # not INTEROP as well: with one such thread, a worker that serves a coordinator locks up
+        **({"TF_NUM_INTRAOP_THREADS": str(threads)} if threads else {}),
         **seat.host.env,
     }
     if run.engine == "tensorflow":
