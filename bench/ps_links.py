@@ -38,7 +38,7 @@ def connect(run: Run) -> tuple[Client, float]:
 def measure(way: str, floats: int, seconds: float, folder: Path) -> dict[str, float]:
     run = Run(way, 1, 1)
     servers = run.servers(1, folder)
-    clients.SHARE_FROM = 1 << 20 if way == "shm" else 1 << 62
+    clients.SHARE_FROM = 0 if way == "shm" else 1 << 62
     try:
         client, connecting = connect(run)
         client.declare([Parameter("w", (floats,))], {"class_name": "SGD"}, [np.zeros(floats, np.float32)])
@@ -67,8 +67,6 @@ def main() -> None:
     for repeat in range(args.repeats):
         for size, floats in SIZES.items():
             for way in WAYS if repeat % 2 == 0 else WAYS[::-1]:
-                if way == "shm" and floats * 4 < 1 << 20:
-                    continue  # shared memory begins at slabs of 1 MB
                 with tempfile.TemporaryDirectory() as folder:
                     told = measure(way, floats, args.seconds, Path(folder))
                 record.add({"size": size, "way": way, "load": os.getloadavg()[0], **told})

@@ -32,6 +32,7 @@ from muster.ps import wire
 class Window:
     """What one side did in one window. ``cpu`` and ``bytes``: per update, seconds of processor and bytes over TCP.
 
+    ``others``: cores that were busy with something else meanwhile.
     ``busy``: the processor seconds of the workers and of the ps per update. ``phases``: ms of a worker's step.
     """
 
@@ -41,6 +42,7 @@ class Window:
     cpu: float
     busy: dict[str, float]
     bytes: float | None
+    others: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     curve: Curve = field(default_factory=lambda: figures.curve([]))
 
@@ -67,12 +69,15 @@ class Crew:
     def _measured(self, side: str, act: Callable[[], tuple[float, int, dict[str, float], Curve]]) -> Window:
         ps, workers = [t.pid for t in self.servers.get(side, ())], [t.pid for t in self.workers]
         before = [meter.cpu(ps), meter.cpu(workers), meter.sent([*ps, *workers])]
+        began, all_before = time.monotonic(), meter.all_work()
         rate, steps, phases, curve = act()
+        seconds, all_work = time.monotonic() - began, meter.all_work() - all_before
         after = [meter.cpu(ps), meter.cpu(workers), meter.sent([*ps, *workers])]
         used = [float(b - a) / max(steps, 1) if a is not None and b is not None else None
                 for a, b in zip(before, after, strict=True)]  # fmt: skip
         busy = {"ps": used[0] or 0.0, "workers": used[1] or 0.0}
-        return Window(side, rate, steps, sum(busy.values()), busy, used[2], phases, curve)
+        others = max(0.0, all_work - sum(busy.values()) * max(steps, 1)) / seconds
+        return Window(side, rate, steps, sum(busy.values()), busy, used[2], others, phases, curve)
 
 
 class Driven(Crew):
@@ -226,6 +231,10 @@ class Run:
         return tasks
 
 
+# ``share``: always, never, or (None) where Muster itself does
+SHARE = {"sync": None, "unix": False, "shm": True, "shm threads": True}
+
+
 def ours(
     work: Workload, folder: Path, ps: int, workers: int, transports: Sequence[str], flags: Sequence[str] = ()
 ) -> Driven:
@@ -238,12 +247,12 @@ def ours(
             for worker in told:
                 worker.append({"name": transport, "kind": transport, "addresses": addresses})
             continue
-        way = {"sync": "shm", "shm threads": "shm"}.get(transport, transport)  # Unix sockets below 1 MB
+        way = "unix" if transport in SHARE else transport
         run = Run(way, ps, workers, "sync" if transport == "sync" else "async")
         crew.servers[transport] = run.servers(ps, folder)
         for index, worker in enumerate(told):
             task = f"worker/{index}"
-            same = {"name": transport, "kind": "muster", "share": way == "shm"}
+            same = {"name": transport, "kind": "muster", "share": SHARE.get(transport)}
             worker.append({**same, "env": run.env(task), "hello": run.hello(task)})
     for index, sides in enumerate(told):
         env = {"BENCH_SIDES": json.dumps(sides), "BENCH_WORKER": str(index)}

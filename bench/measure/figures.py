@@ -27,7 +27,7 @@ Doubles = NDArray[np.float64]
 LAG = 8.0  # updates: each of three workers may have two of the others' between its pull and its push, and some slack
 SLACK = 0.1
 ERRORS = 3.0
-LEAST = 12  # losses in a bin; with fewer, it says nothing
+LEAST = 8  # losses in a bin; with fewer, it says nothing
 
 
 @dataclass(frozen=True)

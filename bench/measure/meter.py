@@ -26,6 +26,12 @@ def cpu(pids: Collection[int]) -> float:
     return total / TICK
 
 
+def all_work() -> float:
+    """User and system seconds of everything on this machine so far, all cores together."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split(None, 8)[1:8])
+    return (user + nice + system + irq + softirq) / TICK
+
+
 def sent(pids: Collection[int]) -> int | None:
     """Bytes that TCP sockets of ``pids`` have sent and seen acknowledged; None where ``ss`` is not installed."""
     if shutil.which("ss") is None:

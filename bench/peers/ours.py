@@ -17,6 +17,7 @@ from typing import Any
 from bench.measure.workloads import BATCH, WORKLOADS, Workload
 from bench.peers.loop import Side, serve
 from bench.peers.model import Fresh, gradients_of, one_thread
+from muster.ps import client as clients
 
 import tensorflow as tf  # isort: skip
 
@@ -53,6 +54,7 @@ class Connected:
         return int(done.step), loss
 
 
+USUAL = clients.SHARE_FROM  # bytes of a slab from which Muster itself shares memory
 _compiled: list[Any] = []
 
 
@@ -74,11 +76,10 @@ def compiled(work: Workload, batch: Fresh) -> Any:
 
 def over_muster(work: Workload, side: dict[str, Any], batch: Fresh) -> Connected:
     """What ``muster.connect`` does, with the environment of this side in place of the process' own."""
-    from muster.ps import client as clients
     from muster.ps.connect import Session, introduced
     from muster.train.report import channel
 
-    clients.SHARE_FROM = 1 << 20 if side["share"] else 1 << 62
+    clients.SHARE_FROM = {True: 0, False: 1 << 62, None: USUAL}[side["share"]]
     session = Session(introduced(side["env"], side["hello"]), channel())
     start = {f"v{i}": value for i, value in enumerate(work.start())}
     session.declare(start, "sgd", work.rate)
