@@ -157,7 +157,7 @@ class Exited(TaskEvent):
     tail: str = ""
     swept: int = 0
     oom: bool = False
-    lost: bool = False  # nobody saw it end: its host, or the agent there, is gone
+    lost: bool = False  # nobody saw it end: its host does not answer
 
 
 # --- about a task: what it reports itself

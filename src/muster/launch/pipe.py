@@ -76,6 +76,7 @@ class AgentPipe:
         self.open = True
         self.ended = False  # all that the agent has ever said was read
         self.why = ""  # it has ended
+        self.silent = False  # it was given up
         self.asked: float | None = None  # since when a heartbeat waits for anything to be heard
 
     def send(self, **order: Any) -> None:
@@ -115,7 +116,7 @@ class AgentPipe:
 
     def give_up(self) -> None:
         """No goodbye: ssh, and what it started to get through, would wait for a dead machine for minutes."""
-        self.open, self.ended = False, True
+        self.open, self.ended, self.silent = False, True, True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -337,7 +338,8 @@ class AgentLauncher:
             if pipe.ended:
                 del self._alive[name]
                 said = f"the agent on {pipe.host} is gone: {pipe.why}"
-                yield Exited(self.now(), name, self._attempts[name], -signal.SIGHUP, error=said, lost=True)
+                away = pipe.silent or not pipe.up  # an agent that was killed, or a reset, says nothing of its host
+                yield Exited(self.now(), name, self._attempts[name], -signal.SIGHUP, error=said, lost=away)
 
     def _silent(self, looked: float) -> list[Event]:
         """Hosts that answer no heartbeat. ``looked``: a moment since when all that had come by then was read, so that a
