@@ -76,6 +76,7 @@ def test_attach_shows_the_run_to_its_end_and_has_its_exit_code(site: Site):
     run.ended()
 
 
+@pytest.mark.slow
 def test_a_detached_launcher_that_is_frozen_for_longer_than_the_lease_goes_on(site: Site):
     """P12: no restart, nothing done twice, state reconciled."""
     run = Detached(site)
