@@ -10,7 +10,7 @@ import pytest
 
 from muster.events import HostLost, StopAsked
 from muster.journal import RunFolder, born, read
-from muster.launch.pipe import SILENCE
+from muster.launch.pipe import LOST
 
 from .lab import SEED
 from .remote import FOREVER, PS0, SERVE, STEPS, WORKER0, WORKER1, Site, slack, until
@@ -127,7 +127,7 @@ def test_the_limit_of_silence_is_below_every_lease():
     """Else the far side would end its tasks before the launcher says that the host is lost."""
     from muster.run import DETACHED_LEASE, LEASE
 
-    assert SILENCE < LEASE < DETACHED_LEASE
+    assert LOST < LEASE < DETACHED_LEASE
 
 
 # --- code there

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from muster.events import Exited, HostLost, Released, Spawned, Started, Step, StopAsked
+from muster.events import Exited, HostLost, Released, Spawned, Started, Step, StopAsked, Warned
 
 from .lab import SEED
 from .remote import FOREVER, PRELUDE, PS0, PS1, SERVE, WORKER1, WORKER2, Launch, Site, slack, until
@@ -149,9 +149,9 @@ def test_a_worker_whose_machine_has_no_power_is_noticed_and_comes_back_with_it(s
     launch = training(site, "--retries", "8", "--backoff", "0.5")
     site.lab.power_off(WORKER2)
     began = time.monotonic()
-    lost = launch.saw(HostLost, host="worker2")
-    noticed = time.monotonic() - began
-    assert noticed < slack(6.5) and "not answered for 5 s" in lost.why
+    launch.saw(Warned, text="worker2 has not answered for 5 s")
+    assert time.monotonic() - began < slack(6.5)
+    assert "not answered for 8 s" in launch.saw(HostLost, host="worker2").why
     site.lab.power_on(WORKER2)
     until(lambda: launch.attempts()["worker/2"] > 1, what="it comes back")
     stepping(launch, "worker/2", launch.attempts()["worker/2"])
@@ -195,7 +195,6 @@ def test_when_a_cable_is_pulled_the_far_side_ends_its_task_by_itself(site: Site)
     site.lab.unplug(WORKER1)
     pulled = time.monotonic()
     launch.saw(HostLost, host="worker1")
-    assert site.left(WORKER1)  # it does not know yet
     until(lambda: not site.left(WORKER1), slack(14.0), "the lease is over")
     assert time.monotonic() - pulled > 8.0
     site.lab.plug(WORKER1)
@@ -217,7 +216,7 @@ def test_a_cut_of_three_seconds_is_ridden_through(site: Site):
 
 
 @pytest.mark.slow
-def test_a_cut_of_six_seconds_gives_one_restart_and_never_two_copies(site: Site):
+def test_a_cut_of_nine_seconds_gives_one_restart_and_never_two_copies(site: Site):
     """N3: the launcher has given the host up, the agent there has not given up its task, and both meet again."""
     launch = training(site, "--backoff", "0.1", "--retries", "8")
     with watched(site, WORKER1, "worker/1") as most:
@@ -239,7 +238,7 @@ def test_a_host_that_one_direction_is_cut_to_is_lost_like_any_other(site: Site, 
     site.lab.cut(sender, receiver)
     began = time.monotonic()
     launch.saw(HostLost, host="worker1")
-    assert time.monotonic() - began < slack(8.0)
+    assert time.monotonic() - began < slack(11.0)
     site.lab.mend(sender, receiver)
     launch.signal(signal.SIGINT)
     assert launch.process.wait(30) == 130

@@ -20,14 +20,15 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from muster.cluster import Host
-from muster.events import REPORTS, Event, Exited, HostLost, HostUp, StopAsked, parse
+from muster.events import REPORTS, Event, Exited, HostLost, HostUp, StopAsked, Warned, parse
 from muster.launch import Output
 from muster.launch.agent import HEADER, LENGTH, MARK
 from muster.plan import Task
 from muster.ps.scratch import folder
 
 MAX_UP = 16 << 20
-BEAT, SILENCE = 1.0, 5.0  # seconds between heartbeats, and after which a host that does not answer them is lost
+BEAT, SILENCE = 1.0, 5.0  # seconds between heartbeats, and after which a host that answers none is spoken of
+LOST = 8.0  # seconds after which it is lost: TCP, after a cut of 3 s, may need 6.5 s until it tries again
 PUSH_EVERY = 0.02  # seconds between tries to write to a pipe that is full
 DIALLED = float("inf")  # a host that has been dialled is due again once that has failed, not before
 AT_ONCE, TRIES = 8, 5  # logins under way at one moment, and how often one that found its sshd too busy is repeated
@@ -76,6 +77,7 @@ class AgentPipe:
         self.open = True
         self.ended = False  # all that the agent has ever said was read
         self.why = ""  # it has ended
+        self.doubted = False  # its silence was spoken of
         self.silent = False  # it was given up
         self.asked: float | None = None  # since when a heartbeat waits for anything to be heard
 
@@ -139,7 +141,7 @@ class AgentPipe:
                 ended = True
                 break
             self._inbox += got
-            self.asked = None
+            self.asked, self.doubted = None, False
         if not self._marked:
             head, mark, rest = bytes(self._inbox).partition(MARK)
             if not mark:
@@ -346,11 +348,16 @@ class AgentLauncher:
         launcher which was itself frozen meanwhile blames nobody."""
         found: list[Event] = []
         for pipe in self._pipes.values():
-            if pipe.asked is not None and not pipe.ended and looked - pipe.asked > SILENCE:
+            if pipe.asked is None or pipe.ended or looked - pipe.asked <= SILENCE:
+                continue
+            if looked - pipe.asked > LOST:
                 self._selector.unregister(pipe.fd)
                 pipe.give_up()
-                pipe.why = f"it has not answered for {SILENCE:g} s"
+                pipe.why = f"it has not answered for {LOST:g} s"
                 found.append(HostLost(self.now(), pipe.host, pipe.why))
+            elif not pipe.doubted:
+                pipe.doubted = True
+                found.append(Warned(self.now(), f"{pipe.host} has not answered for {SILENCE:g} s"))
         return found
 
     def _heartbeat(self) -> None:
