@@ -19,6 +19,7 @@ import os
 import platform
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -243,6 +244,7 @@ def main(words: Sequence[str] | None = None) -> None:
     folder.mkdir(exist_ok=True, parents=True)
     references: dict[str, Reference] = {}
     signal.signal(signal.SIGALRM, _too_long)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started here is ended
     try:
         for number, block in enumerate(b for b in blocks(args.quick) if b.name.startswith(args.only)):
             place = folder / f"block-{number}"

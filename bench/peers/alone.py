@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from bench.measure.workloads import WORKLOADS
 from bench.peers.loop import serve
-from bench.peers.model import Fresh, gradients_of, one_thread
+from bench.peers.model import Fresh, executor, gradients_of, one_thread
 
 
 class Alone:
@@ -47,4 +47,5 @@ class Alone:
 
 if __name__ == "__main__":
     one_thread()
-    serve({"t0": Alone(sys.argv[1])})
+    with executor():
+        serve({"t0": Alone(sys.argv[1])})

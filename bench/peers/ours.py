@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.measure.workloads import BATCH, WORKLOADS, Workload
 from bench.peers.loop import Side, serve
-from bench.peers.model import Fresh, gradients_of, one_thread
+from bench.peers.model import Fresh, executor, gradients_of, one_thread
 from muster.ps import client as clients
 
 import tensorflow as tf  # isort: skip
@@ -102,7 +102,8 @@ def main() -> None:
     sides: dict[str, Side] = {}
     for side in json.loads(os.environ["BENCH_SIDES"]):
         sides[side["name"]] = over_muster(work, side, batch) if side["kind"] == "muster" else over(work, side, batch)
-    serve(sides)
+    with executor():
+        serve(sides)
 
 
 if __name__ == "__main__":
