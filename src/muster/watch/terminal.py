@@ -217,7 +217,8 @@ def is_chatter(line: str) -> bool:
 # What TensorFlow prints on the lines after a notice: a configuration in protobuf's text form, a list of tasks, a node.
 CONFIG = re.compile(
     r"(device_count|gpu_options|experimental|pluggable_device_options|rpc_options|graph_options) \{"
-    r"|allow_soft_placement: |(intra|inter)_op_parallelism_threads: |isolate_session_state: |/job:\w+/replica:\d+/task:\d+|\s*\[\[\{\{node |$"
+    r"|allow_soft_placement: |(intra|inter)_op_parallelism_threads: "
+    r"|isolate_session_state: |/job:\w+/replica:\d+/task:\d+|\s*\[\[\{\{node |$"
 )
 
 
