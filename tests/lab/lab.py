@@ -192,7 +192,7 @@ class Lab:
                 f"hostname {machine.name}",
                 *(f"[ ! -e /etc/{f} ] || mount --bind {here}/{f} /etc/{f}" for f in ETC),
                 f"mount --bind {here}/home {self.home}",
-                *([] if machine.name == "ctl" else [f"mount --bind {here}/tmp /tmp", *_own_run()]),
+                *([] if machine.name == "ctl" else [*_own_tmp(here), *_own_run()]),
                 f"cd {self.home}",
                 "exec sleep infinity" if machine.name == "ctl" else f"exec {_sshd()} -D -e -f {here}/sshd_config",
             ]
@@ -396,6 +396,14 @@ class Lab:
 
     def _from(self, peer: str | None) -> list[str]:
         return ["-s", self.address(peer)] if peer else []
+
+
+def _own_tmp(here: Path) -> list[str]:
+    """A private /tmp, in which the project and its interpreter are still seen where they lie below /tmp themselves."""
+    below = [p for p in {Path(__file__).resolve().parents[2], Path(sys.prefix).resolve()} if Path("/tmp") in p.parents]
+    keep = [p for p in below if not any(other in p.parents for other in below)]
+    binds = [f"mkdir -p {here}{p} && mount --bind {p} {here}{p}" for p in keep]
+    return [*binds, f"mount --rbind {here}/tmp /tmp"]
 
 
 def _own_run() -> list[str]:
