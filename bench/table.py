@@ -311,6 +311,7 @@ def page(results: Results, told: dict[str, Any], links: dict[str, Any] | None) -
             mwms4=rate(dense, "mwms"),
             ddp4=rate(dense, "ddp"),
             ddp1=rate("W1 sync 2+3", "ddp"),
+            mwms1=rate("W1 sync 2+3", "mwms"),
             sync1=rate("W1 sync 2+3", "sync"),
         ),
         "## Again, on your machine",
@@ -350,7 +351,7 @@ LEFT = f"""
 What is left towards the goals: with three workers on two cores the processors are nearly always busy (*cores busy*,
 [below](#where-a-step-goes)), so an update becomes faster only where it costs less processor time. The table says where
 that goes. Computing is what one process needs for the same step without any ps (T0); the ps receive, apply and send;
-the rest is the workers' part of the exchange, TensorFlow's second copy of the gradients, and caches shared with others.
+the rest is the workers' part of the exchange, and caches that five processes on two cores take from each other.
 The last column is what the ratio would be if all but the computing were free: a goal above it cannot be reached.
 Muster shares memory within a host for slabs of {SHARE_FROM / 1024:,.0f} kB and more.
 """
@@ -371,15 +372,16 @@ One worker, one ps, a gradient there and values back, the update applied; nothin
 """
 
 LOSE = """
-- **A small model in one process.** T0 does {t0} W1 steps a second without any ps; one worker and one ps {alone}, three
-  workers and two ps {unix}. Every step that leaves the process pays a round trip. Parameter servers are for more
+- **A small model in one process.** T0 does {t0} W1 steps a second without any ps; one worker and one ps do {alone},
+  three workers and two ps {unix}. Every step that leaves the process pays a round trip. Parameter servers are for more
   machines than one, for workers that come and go, and for data that do not fit one process: not for a softmax.
 - **A dense model on few cores.** W4 moves 81 MB a step. T0 does {w4t0} steps a second on one core, three workers and
-  two ps {w4} on both. On machines of their own, workers would scale until the links of the ps are full.
-- **Dense models, synchronous, many GPUs: all-reduce.** A round of W4 with three workers: Muster {sync4} a second,
-  MultiWorkerMirrored {mwms4}, PyTorch DDP {ddp4}. All-reduce sends each gradient once around; a ps takes one from each
-  worker and sends the values to each. With NCCL between GPUs the gap is larger: `--engine tensorflow --kind mwms`.
-- **PyTorch on W1, sync**: {ddp1} rounds a second against {sync1} of ours.
+  two ps {w4} on both. On machines of their own, workers scale until the links of the ps are full.
+- **Dense models on many GPUs belong on all-reduce**, which sends each gradient once around, while a ps takes one from
+  every worker and sends the values to every worker: `--engine tensorflow --kind mwms`. There is no such machine behind
+  this page. On one host without GPUs it is the other way round, since slabs in shared memory do not travel. Rounds a
+  second with three workers, W4: Muster {sync4}, MultiWorkerMirrored {mwms4}, PyTorch DDP {ddp4}; W1: Muster {sync1},
+  MultiWorkerMirrored {mwms1}, DDP {ddp1}.
 - **TLS** costs every request and, above all, every byte: see the table above. `encrypt = false` is for closed networks.
 """
 
