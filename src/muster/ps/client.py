@@ -28,7 +28,7 @@ from muster.ps.optimizers import Optimizer, exchanges, factors, parse
 from muster.ps.slabs import Cut, Declaration, Doubles, Floats, Layout, Parameter, aligned, declaration, differences
 from muster.ps.wire import Header, WireError
 
-SHARE_FROM = 1 << 20  # bytes of a slab from which shared memory beats a Unix socket
+SHARE_FROM = 1 << 13  # bytes of a slab from which shared memory beats a Unix socket
 NOTICE_AFTER = 5.0  # seconds
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from muster.errors import RunFailed
 from muster.ps import wire
-from muster.ps.loop import tune
+from muster.ps.loop import tune, widen
 from muster.ps.scratch import socket_path
 from muster.ps.tls import server_name
 from muster.ps.wire import Header, WireError
@@ -117,6 +117,7 @@ class Link:
             sock = socket.socket(socket.AF_UNIX)
             try:
                 sock.settimeout(10)
+                widen(sock)
                 sock.connect(self.place.path)
             except OSError:
                 sock.close()

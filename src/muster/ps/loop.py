@@ -35,6 +35,8 @@ GRACE = 1.0  # seconds for a worker to come back after a network broke its conne
 SOURCES = 500  # of refusals that are logged, one line each
 READ, WRITE = select.EPOLLIN, select.EPOLLIN | select.EPOLLOUT
 
+UNIX_BUFFER = 1 << 20  # bytes; the kernel gives what it allows
+
 
 class Loop:
     """Serves ``server`` on ``listeners`` until ``stop`` or until ``agent`` (the pipe to our agent) ends.
@@ -144,7 +146,9 @@ class Loop:
         self._evict(STRANGERS)
 
     def _made(self, sock: socket.socket, source: str, local: bool) -> Peer:
-        if not local:
+        if local:
+            widen(sock)
+        else:
             tune(sock)
             if self.tls is not None:
                 sock = self.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
@@ -275,8 +279,8 @@ class Loop:
         except OSError:
             self._part(peer, 0.0 if peer.local else GRACE)
             return
-        if not empty:
-            peer.outbox.own()  # the slab may change before the rest goes
+        if not empty and not peer.writing:
+            peer.outbox.own()  # the slab may change before the rest goes; once is enough, and copying again costs
         if empty is peer.writing:
             peer.writing = not empty
             self.poll.modify(peer.fd, READ if empty else WRITE)
@@ -304,6 +308,11 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 5000)):
         sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def widen(sock: socket.socket) -> None:
+    """A Unix socket holds 208 KB unless told otherwise, and a slab of megabytes goes through it in that many turns."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER)
 
 
 def listen_local(run: str, index: int) -> socket.socket:
