@@ -22,10 +22,13 @@ from bench.record import Record
 PAIRS = 5
 WORKERS = 3
 SCRIPT = """
-import json, os, sys, time
+import functools, json, os, sys, time
 import numpy as np
 import tensorflow.compat.v1 as tf
 tf.disable_v2_behavior()
+from tensorflow.python.training import session_manager
+# Else a worker that comes just before the chief's initial values sleeps for 30 s, on both sides, by luck.
+session_manager.SessionManager = functools.partial(session_manager.SessionManager, recovery_wait_secs=1)
 told = json.loads(os.environ["TF_CONFIG"])
 job, index = told["task"]["type"], told["task"]["index"]
 cluster = tf.train.ClusterSpec(told["cluster"])
@@ -57,7 +60,16 @@ def first_steps(folder: Path) -> float | None:
 def with_muster(script: Path, folder: Path) -> float:
     began = time.time()
     run = subprocess.run(
-        [str(Path(sys.executable).with_name("muster")), "run", "--engine", "tensorflow", str(script), str(folder)],
+        [
+            str(Path(sys.executable).with_name("muster")),
+            "run",
+            "--kind",
+            "v1",
+            "--done",
+            "all-workers",
+            str(script),
+            str(folder),
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         timeout=120,
