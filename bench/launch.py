@@ -21,6 +21,7 @@ from bench.record import Record
 
 PAIRS = 5
 WORKERS = 3
+MUSTER = Path(sys.executable).with_name("muster")
 SCRIPT = """
 import functools, json, os, sys, time
 import numpy as np
