@@ -24,7 +24,7 @@ def test_the_tutorial_script_runs_unchanged_on_its_five_machines_at_port_2222(si
     launch = site.start("--tf1", "--json", "distributed_training.py")
     assert launch.wait(240) == 0, launch.text()
     told = launch.result()
-    assert told["ok"] and told["steps"] == 1000
+    assert told["ok"] and 1000 <= told["steps"] <= 1002, told  # async: the others may finish the step they are in
     assert {task.where for task in launch.run().plan().tasks.values()} == {f"{host}:2222" for host in SEED}
     assert set(launch.attempts().values()) == {1} and len(launch.events(Spawned)) == 5
     assert {t["task"]: t["exit"] for t in told["tasks"]}["worker/0"] == "exit 0"
