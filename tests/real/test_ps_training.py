@@ -290,6 +290,18 @@ def test_declaring_again_keeps_values_and_slots_of_what_stays_though_it_moves() 
         assert "first is float32[4999] here and float32[5000] at the chief" in str(caught.value)
 
 
+def test_another_optimizer_keeps_the_values_and_begins_its_slots_anew() -> None:
+    with Fleet(ps=2, workers=1) as fleet:
+        client = fleet.client(0)
+        client.declare(SOFTMAX, {"class_name": "SGD"}, start_values())
+        client.step([np.ones((784, 10), np.float32), None], rate=1.0)
+        before = client.values.copy()
+        client.declare(SOFTMAX, {"class_name": "Adagrad"}, start_values())
+        state = client.state()
+        assert np.array_equal(state[""], before)
+        assert (client.layout.views(state["accumulator"])[0] == np.float32(0.1)).all()
+
+
 def test_decisions_of_the_chief_reach_everybody() -> None:
     with Fleet(ps=2, workers=2) as fleet:
         chief, other = fleet.client(0), fleet.client(1)
@@ -323,7 +335,7 @@ def test_large_slabs_are_shared_on_one_host_and_come_out_the_same() -> None:
         with Fleet(ps=2, workers=1, tcp=tcp) as fleet:
             client = fleet.client(0)
             client.declare(rows, {"class_name": "Adam"}, values)
-            assert bool(client._shared) is not tcp
+            assert bool(client.shared) is not tcp
             assert client.values.ctypes.data % 64 == 0 and client.gradient.ctypes.data % 64 == 0
             client.step(grads, rate=0.01)
             for view, value in zip(client.gradients, grads, strict=True):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.errors import MusterError
+from muster.errors import MusterError, Refused
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -154,6 +154,23 @@ def aligned(floats: int) -> Floats:
     raw = np.zeros(floats * 4 + ALIGN, np.uint8)
     skip = -raw.ctypes.data % ALIGN
     return raw[skip : skip + floats * 4].view(np.float32)
+
+
+def buffer(given: Any) -> Floats:
+    """``given`` as a flat float32 array, without a copy where it has such a buffer (a memoryview of a tensor has)."""
+    try:
+        array = np.asarray(memoryview(given))
+    except (TypeError, BufferError):
+        array = np.asarray(given)
+    return np.ascontiguousarray(array, np.float32).reshape(-1)
+
+
+def floats(given: Any, parameter: Parameter) -> Floats:
+    """The same for the value, or the gradient, of ``parameter``. Raises Refused where the size is another."""
+    flat = buffer(given)
+    if flat.size != parameter.size:
+        raise Refused(f"{flat.size} floats for {parameter.name}", because=f"its shape is {parameter.shape}")
+    return flat
 
 
 # --- what is declared
