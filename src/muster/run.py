@@ -234,15 +234,31 @@ def _prepare(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, F
         if there is None:
             plan, facts = plan_here(request.cluster, request.script, busy)
             check_here(plan)
+            plan = _strategy_here(request, plan)
         else:
             plan, facts = plan_there(request, busy, *there)
         if request.only:
             check_task_name(request.only, plan)
-        if request.passed:
-            tasks = {n: replace(t, env={**request.passed, **t.env}) for n, t in plan.tasks.items()}
-            plan = replace(plan, tasks=tasks)
+        plan = _with_passed(request, plan)
         # On disk the cluster file has its full path: muster fetch reads it again, from wherever.
         return plan, facts, create(root, replace(plan, source=plan.source and os.path.abspath(plan.source)))
+
+
+def _with_passed(request: Request, plan: Plan) -> Plan:
+    tasks = {name: replace(task, env={**request.passed, **task.env}) for name, task in plan.tasks.items()}
+    return replace(plan, tasks=tasks)
+
+
+def _strategy_here(request: Request, plan: Plan) -> Plan:
+    """A strategy that cannot train with the TensorFlow and Keras of this machine is refused, or noted where that is not
+    sure. Other scripts need no check here: what they lack they say themselves, once. Raises CheckFailed."""
+    if not request.check or plan.run.engine != "tensorflow" or plan.run.kind == "v1":
+        return plan
+    _, found = examine(request.cluster, plan, pairs=False, measure=False, within=10.0)
+    found = [finding for finding in found if finding.kind in ("legacy keras", "kind")]
+    if any(finding.severity == "error" for finding in found):
+        raise CheckFailed(plan, found)
+    return replace(plan, notes=(*plan.notes, *(f"{f.what} ({f.because}); {f.try_}" for f in found)))
 
 
 def ask_hosts(request: Request, avoid: frozenset[int]) -> tuple[dict[str, Facts], list[str]]:
@@ -252,7 +268,7 @@ def ask_hosts(request: Request, avoid: frozenset[int]) -> tuple[dict[str, Facts]
     if not request.check:
         return known, []
     request.tell(f"asking {len({task.host for task in plan.tasks.values()})} hosts over ssh whether they are fit")
-    heard, findings = examine(request.cluster, plan, measure=False, within=30.0)
+    heard, findings = examine(request.cluster, _with_passed(request, plan), measure=False, within=30.0)
     # The plan itself goes round a proxy, and round a port that is taken unless the file names that port.
     mended = {"proxy"} if plan.exact else {"proxy", "port"}
     if any(f.severity != "warning" and f.kind not in mended for f in findings):

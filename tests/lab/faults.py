@@ -169,12 +169,18 @@ def version(path: str) -> str:
 
 
 def other_tensorflow(lab: Lab, host: str) -> str:
-    """A virtual environment, on ``host`` only, that has everything of ours but says that its TensorFlow is older."""
+    return other_packages(lab, host, tensorflow_cpu=OTHER_TENSORFLOW)
+
+
+def other_packages(lab: Lab, host: str, **versions: str) -> str:
+    """A virtual environment, on ``host`` only, that has everything of ours but says that some of it is of another
+    version."""
     folder = lab.private(host) / "venv"
     site = folder / "lib" / f"python{version(sys.executable)}" / "site-packages"
-    told = site / f"tensorflow_cpu-{OTHER_TENSORFLOW}.dist-info"
-    told.mkdir(parents=True)
-    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorflow-cpu\nVersion: {OTHER_TENSORFLOW}\n")
+    for name, number in versions.items():
+        told = site / f"{name}-{number}.dist-info"
+        told.mkdir(parents=True)
+        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {number}\n")
     (site / "all.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")) + "\n")
     real = Path(sys.executable).resolve()
     (folder / "bin").mkdir()

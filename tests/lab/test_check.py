@@ -1,5 +1,7 @@
 """The check against real machines: healthy ones give no row, planted faults are found where they are, nothing hangs."""
 
+import json
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,7 +10,7 @@ import pytest
 from muster.check import render
 from muster.check.findings import Finding, Job
 
-from .faults import Deal, ancient
+from .faults import Deal, ancient, other_packages
 from .lab import SEED, Lab
 from .probe_over_ssh import PORT, SCRIPT, check, plan
 
@@ -156,6 +158,41 @@ def test_scripts_and_pythons_of_each_host(lab: Lab) -> None:
     found = {f.host: f for f in check(lab, wanted).findings}
     assert {f.kind for f in found.values()} == {"script"} and set(found) == {WORKER0, WORKER1}
     assert "line 2" in found[WORKER1].because
+
+
+def test_versions_and_platforms_of_each_host(lab: Lab) -> None:
+    """EN-06, EN-07, EN-08, EN-09: another protobuf, a script that fits with Keras 3, a TensorFlow before 2.4 and an ARM
+    machine, each said once; and all that every host has, in JSON."""
+    wanted = plan(lab)
+    for host in SEED:
+        (lab.private(host) / SCRIPT).write_text("import keras\n\nkeras.Sequential().fit([0], [0])\n")
+    wanted[1] = replace(wanted[1], python=other_packages(lab, PS1, tensorflow_cpu="2.1.0", keras="2.2.4"))
+    wanted[2] = replace(wanted[2], python=other_packages(lab, WORKER0, protobuf="3.20.3"))
+    shim = lab.private(WORKER1) / "bin" / "uname"
+    shim.parent.mkdir()
+    shim.write_text('#!/bin/sh\n[ "$1" = -m ] && echo aarch64\n')
+    shim.chmod(0o755)
+    lab.environ(WORKER1, PATH=f"{lab.home}/bin:/usr/local/bin:/usr/bin:/bin")
+    checked = check(lab, wanted, Job(engine="tensorflow", kind="pss"))
+    rows = {(f.severity, f.kind, f.host): f for f in checked.findings}
+    assert set(rows) == {
+        ("error", "kind", PS1),
+        ("error", "legacy keras", PS0),
+        ("warning", "protobuf", WORKER0),
+        ("warning", "machine", WORKER1),
+    }, shown(checked.findings)
+    assert len(rows) == len(checked.findings)
+    assert "needs 2.4+" in rows["error", "kind", PS1].what
+    keras = rows["error", "legacy keras", PS0]
+    assert f"{SCRIPT}, line 3 calls fit" in keras.because and WORKER2 in keras.because
+    assert "TF_USE_LEGACY_KERAS" in keras.try_
+    assert "protobuf 3.20.3" in rows["warning", "protobuf", WORKER0].what
+    assert "aarch64" in rows["warning", "machine", WORKER1].because
+    told = json.loads(render.as_json(checked.findings, heard=checked.survey.facts))["hosts"]
+    assert [told[host]["machine"] for host in (WORKER0, WORKER1)] == [platform.machine(), "aarch64"]
+    assert [told[host]["packages"]["protobuf"] == "3.20.3" for host in SEED] == [False, False, True, False, False]
+    assert {told[host]["system"] for host in SEED} == {"Linux"} and all(told[host]["libc"] for host in SEED)
+    assert all(told[host]["python"] == platform.python_version() for host in SEED)
 
 
 @pytest.mark.skipif(not ancient(), reason="no old Python here")

@@ -350,6 +350,15 @@ def test_a_host_with_another_tensorflow_is_refused_with_both_versions(site: Site
     nothing_started(launch)
 
 
+def test_keras_3_with_a_strategy_is_refused_with_the_variable(site: Site):
+    """EN-07: the short check of a run reads the script where it lies, on the hosts."""
+    site.cluster(run={"ps": None, "workers": 2, "kind": "mwms"}, hosts={WORKER0: {}, WORKER1: {}})
+    launch = site.run("from tensorflow import keras\nkeras.Sequential().fit([0])\n", check=True)
+    assert launch.wait() == 1
+    assert "line 2 calls fit" in launch.text() and "TF_USE_LEGACY_KERAS" in launch.text(), launch.text()
+    nothing_started(launch)
+
+
 @pytest.mark.parametrize(
     "host", ["-oProxyCommand=touch {x}", "a;touch {x}", "$(touch {x})", "a\ntouch {x}", "a\0b", "a" * 300]
 )

@@ -154,3 +154,26 @@ def test_a_tf_config_of_the_shell_does_not_reach_the_tasks_of_our_own_engine(mus
     launch = muster.run("import json, os; print(json.dumps(dict(os.environ)))\n", *ONE, "--engine", "muster")
     launch.wait()
     assert "TF_CONFIG" not in json.loads(launch.log("worker/0").splitlines()[0])
+
+
+MWMS = ("--kind", "mwms", "--ps", "0", "--workers", "2", "--retries", "0")
+FIT = "import sys\nsys.exit(3)\nfrom tensorflow import keras\nkeras.Sequential().fit([0])\n"
+
+
+def test_keras_3_with_a_strategy_is_refused_before_the_start(muster):
+    """EN-07: where the script is seen to call fit; naming the variable."""
+    muster.env.pop("TF_USE_LEGACY_KERAS", None)
+    launch = muster.run(FIT, *MWMS)
+    assert launch.wait() == 1 and "nothing was started" in launch.text()
+    assert "line 4 calls fit" in launch.text() and "TF_USE_LEGACY_KERAS" in launch.text()
+
+
+@pytest.mark.parametrize("way", ["keras 2", "a loop", "not asked"])
+def test_a_strategy_that_may_train_starts(muster, way):
+    """EN-07: Keras 2 asked for, or nothing seen that would fail: a hint, and no more."""
+    pytest.importorskip("tf_keras")
+    muster.env["TF_USE_LEGACY_KERAS"] = "1" if way == "keras 2" else "0"
+    options = {"keras 2": ("--pass", "TF_USE_LEGACY_KERAS"), "a loop": (), "not asked": ("--no-check",)}[way]
+    launch = muster.run("import sys\nsys.exit(3)\n" if way == "a loop" else FIT, *MWMS, *options)
+    assert launch.wait() == 1 and launch.events(Exited, task="worker/0", code=3), launch.text()
+    assert ("a loop of your own works" in launch.text()) is (way == "a loop")

@@ -5,11 +5,14 @@ from typing import Any
 
 from muster.check.channel import Channel, Pipe, local_argv, ssh_argv
 from muster.check.findings import Finding, Job, Wanted
+from muster.check.probe import VARIABLES
 from muster.check.survey import Survey, survey
 from muster.check.verdicts import judge
 from muster.cluster import Cluster, Host
 from muster.launch.ssh import destination, options
 from muster.plan import PROXIES, Facts, Plan, Task
+
+SHARED = tuple(name for name in VARIABLES if name != "CUDA_VISIBLE_DEVICES")  # the same for all tasks of a host
 
 
 def wanted(plan: Plan) -> list[Wanted]:
@@ -34,6 +37,7 @@ def _wanted(plan: Plan, host: Host, tasks: list[Task]) -> Wanted:
         ports={t.id: t.port for t in tasks if t.listens},
         gpus=tuple(gpu for t in tasks for gpu in t.gpus),
         tasks=tuple(t.id for t in tasks),
+        env={name: tasks[0].env[name] for name in SHARED if name in tasks[0].env},
     )
 
 
@@ -46,12 +50,14 @@ def examine(
     cluster: Cluster,
     plan: Plan,
     *,
+    pairs: bool = True,
     measure: bool = True,
     within: float = 60.0,
     parameters: int = 1_000_000,
     progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Survey, list[Finding]]:
-    """Asks every host of ``plan`` alone and in pairs. ``measure=False``: reach only, for the short form of a run."""
+    """Asks every host of ``plan`` alone and in pairs. ``measure=False``: reach only, for the short form of a run;
+    ``pairs=False``: not even that."""
     hosts = {host.name: host for host in plan.hosts}
     rows, about = wanted(plan), job(plan, parameters)
 
@@ -60,7 +66,7 @@ def examine(
             return Pipe(local_argv(row.python))
         return Pipe(ssh_argv(destination(hosts[row.host]), row.python, options(cluster)))
 
-    pairs = len({row.address for row in rows}) > 1
+    pairs = pairs and len({row.address for row in rows}) > 1
     heard = survey(rows, opener, about, pairs=pairs, measure=measure, within=within, progress=progress)
     return heard, judge(rows, heard.facts, heard.pairs, about)
 

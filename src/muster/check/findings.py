@@ -23,6 +23,7 @@ class Wanted:
     gpus: tuple[int, ...] = ()  # indices that tasks on this host get
     names: tuple[str, ...] = ()  # further names that must mean the same everywhere
     tasks: tuple[str, ...] = ()  # all that run here, also those without a port
+    env: Mapping[str, str] = field(default_factory=dict)  # what the plan gives them, as far as a rule wants to know
 
 
 @dataclass(frozen=True)

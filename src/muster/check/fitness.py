@@ -1,7 +1,7 @@
 """Rules about hosts: is each fit for what the plan puts on it, and do they agree with one another?
 
-A rule tells the first cause only. A host that runs the wrong interpreter lacks packages because of that, and hears
-about the interpreter; what could not be asked is "unknown", never "fine" and never "wrong".
+A rule tells the first cause only; what could not be asked is "unknown", never "fine" and never "wrong". What is
+installed has a file of its own, ``versions``.
 """
 
 import ipaddress
@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from muster.check import versions
 from muster.check.findings import (
     LIMITS,
-    OLDEST_PYTHON,
     Finding,
     Wanted,
     dialled,
@@ -21,7 +21,7 @@ from muster.check.findings import (
     usual,
 )
 from muster.check.unreachable import Failure, ssh_verdict
-from muster.check.view import TENSORFLOWS, Rule, View, listed, numbers
+from muster.check.view import Rule, View, listed, numbers
 
 GIB = 1 << 30
 
@@ -76,128 +76,6 @@ LATE = {
     "script": _STUCK,
     "gpus": ("no answer in time from the driver", "run nvidia-smi on that host; a GPU that hangs needs a restart"),
 }
-
-
-# --- versions
-
-
-def python(view: View) -> Iterator[Finding]:
-    best = usual({host: v for host, v in view.pythons.items() if host not in view.wrong_python}, view.chief)
-    others = [host for host, version in view.pythons.items() if version == best]
-    for host in sorted(view.wrong_python, key=view.answered.index):
-        told = view.facts[host]["python"]
-        because = f"{told['executable']} is {told['version']}{_carries(view, host)}"
-        if others:
-            theirs = view.facts[others[0]]["python"]
-            because += f"; {listed(others)}: {theirs['version']}{_carries(view, others[0])}"
-            try_ = (
-                f"set python for {host} to the full path of such an interpreter; the others run {theirs['executable']}"
-            )
-        else:
-            try_ = f"install Python {_dotted(OLDEST_PYTHON)} or newer there and set python for {host}"
-        old = view.pythons[host] < OLDEST_PYTHON
-        what = (
-            f"Python is too old, it must be {_dotted(OLDEST_PYTHON)} or newer"
-            if old
-            else "Python differs from the others'"
-        )
-        yield Finding("error", host, what, because, try_, kind="python")
-
-
-def _carries(view: View, host: str) -> str:
-    if view.facts[host].get("too_old"):
-        return ""
-    return f" with {view.tensorflow(host)}" if view.tensorflow(host) else " without TensorFlow"
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(str(part) for part in version)
-
-
-def tensorflow(view: View) -> Iterator[Finding]:
-    hosts = [h for h in view.training if h not in view.wrong_python and view.packages(h) is not None]
-    have = {host: view.tensorflow(host) for host in hosts}
-    versions = {host: text.partition(" ")[2] for host, text in have.items() if text}
-    for host in hosts:
-        if not have[host]:
-            executable = view.facts[host]["python"]["executable"]
-            theirs = [h for h in versions if view.facts[h]["python"]["executable"] != executable]
-            hint = f"; {theirs[0]} has it in {view.facts[theirs[0]]['python']['executable']}" if theirs else ""
-            try_ = f"{executable} -m pip install {_requirement(versions, view.chief)}, or set python for {host}"
-            yield Finding("error", host, "no TensorFlow", f"{executable} has none{hint}", try_, kind="tensorflow")
-    for host, version in odd(versions, view.chief):
-        reference = usual(versions, view.chief)
-        others = listed([h for h, v in versions.items() if v == reference])
-        executable = view.facts[host]["python"]["executable"]
-        distribution = have[host].partition(" ")[0]
-        yield Finding(
-            "error",
-            host,
-            f"TensorFlow {version}, the others have {reference}",
-            f"{executable} has {have[host]}; {others}: {reference}",
-            f"{executable} -m pip install {distribution}=={reference}",
-            kind="tensorflow",
-        )
-
-
-def _requirement(versions: Mapping[str, str], chief: str) -> str:
-    return f"tensorflow=={usual(versions, chief)}" if versions else "tensorflow"
-
-
-# package: up to which part of the version hosts must agree, and how bad it is when they do not
-AGREE = {
-    "keras": (1, "error"),
-    "numpy": (1, "warning"),
-    "protobuf": (1, "warning"),
-}
-
-
-def packages(view: View) -> Iterator[Finding]:
-    told = {host: p for host, p in view.section("packages", view.training).items() if host not in view.wrong_python}
-    behind = {finding.host for finding in tensorflow(view)}
-    told = {host: p for host, p in told.items() if host not in behind}
-    for name in sorted({name for p in told.values() for name in p if name not in TENSORFLOWS}):
-        versions = {host: p.get(name, "none") for host, p in told.items()}
-        parts, severity = AGREE.get(name, (2, "warning"))
-        coarse = {host: numbers(version)[:parts] for host, version in versions.items()}
-        for host, _ in odd(coarse, view.chief):
-            reference = usual({h: v for h, v in versions.items() if coarse[h] != coarse[host]}, view.chief)
-            yield Finding(
-                "error" if severity == "error" else "warning",
-                host,
-                f"{name} {versions[host]}, the others have {reference}",
-                f"read with {view.facts[host]['python']['executable']}",
-                f"{view.facts[host]['python']['executable']} -m pip install {name}=={reference}",
-                kind=name,
-            )
-    for host in view.answered:
-        installed = view.packages(host)
-        spared = host in view.training or host in view.wrong_python or installed is None
-        if not spared and "numpy" not in (installed or {}):
-            executable = view.facts[host]["python"]["executable"]
-            yield Finding(
-                "error", host, "no NumPy", f"{executable} has none", f"{executable} -m pip install numpy", kind="numpy"
-            )
-
-
-def keras(view: View) -> Iterator[Finding]:
-    """Keras 3 cannot train through TensorFlow's parameter servers or multi-worker strategy (seen on 2.21)."""
-    if view.job.engine != "tensorflow" or view.job.kind == "v1":
-        return
-    for host, packages_ in view.section("packages", view.training).items():
-        if numbers(packages_.get("keras", "0"))[:1] < (3,):
-            continue
-        if "tf_keras" not in packages_:
-            version = _dotted(numbers(view.tensorflow(host).partition(" ")[2])[:2])
-            try_ = f"pip install tf_keras=={version}.* there and set TF_USE_LEGACY_KERAS=1, or use --engine muster"
-        elif (view.facts[host].get("environment") or {}).get("TF_USE_LEGACY_KERAS") != "1":
-            try_ = 'set env = { TF_USE_LEGACY_KERAS = "1" } for it, or use --engine muster'
-        else:
-            continue
-        because = f"it has Keras {packages_['keras']}, whose fit fails there"
-        yield Finding(
-            "warning", host, f"Keras 3 does not train with kind {view.job.kind}", because, try_, kind="legacy keras"
-        )
 
 
 # --- GPUs
@@ -285,12 +163,22 @@ def alike(view: View) -> Iterator[Finding]:
             because = f"{count} here, {usual(counts, view.chief)} on the others; collectives need the same number"
             try_ = f"gpus_per_worker = {min(counts.values())}"
             yield Finding("error", host, "another number of GPUs", because, try_, kind="gpu count")
-    machines = {host: f"{told['system']} {told['machine']}" for host, told in view.section("machine").items()}
+    machines = {host: _platform(told) for host, told in view.section("machine").items()}
     for host, machine in odd(machines, view.chief):
         because = f"{machine} here, {usual(machines, view.chief)} on the others"
         yield Finding(
-            "warning", host, "another kind of machine", because, "rounding will differ; use like hosts", kind="machine"
+            "warning",
+            host,
+            "another kind of machine",
+            because,
+            "speed and rounding will differ; use like hosts",
+            kind="machine",
         )
+
+
+def _platform(told: Mapping[str, Any]) -> str:
+    """System, architecture, and which C library it is: its version may differ, its kind decides which wheels fit."""
+    return " ".join(filter(None, (told["system"], told["machine"], str(told.get("libc", "")).partition(" ")[0])))
 
 
 # --- the machine
@@ -437,6 +325,9 @@ def script(view: View) -> Iterator[Finding]:
                 f"chmod a+r {told['path']}",
                 kind="script",
             )
+        elif told.get("closed"):
+            because, try_ = f"{told['path']} is neither a .py file nor executable", f"chmod +x {told['path']}"
+            yield Finding("error", host, "the script cannot be started", because, try_, kind="script")
         elif told.get("syntax"):
             because = f"{told['path']}, line {told['line']}: {told['syntax']}"
             yield Finding("error", host, "the script has a syntax error", because, "correct that line", kind="script")
@@ -539,10 +430,7 @@ def own_name(view: View) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     reachable,
-    python,
-    tensorflow,
-    packages,
-    keras,
+    *versions.RULES,
     gpus,
     alike,
     clock,

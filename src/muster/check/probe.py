@@ -64,8 +64,8 @@ VARIABLES = (
 
 
 def facts(request: Request) -> Facts:
-    """All sections at once. ``request``: names, ports ([task, address, port]), cwd, script, checkpoints, tensorflow,
-    within."""
+    """All sections at once. ``request``: names, ports ([task, address, port]), cwd, script, checkpoints, env (what the
+    plan gives the tasks here), tensorflow, within."""
     return together({name: _bound(section, request) for name, section in SECTIONS.items()}, request.get("within", 8.0))
 
 
@@ -158,12 +158,14 @@ def libraries(request: Request) -> Facts:
         return {}
     cuda, cudnn = str(told.get("cuda_version", "")).split(".")[0], str(told.get("cudnn_version", "")).split(".")[0]
     wanted = [("libcudart.so", cuda), ("libcublas.so", cuda), ("libcudnn.so", cudnn)]
-    return {f"{name}.{major}": _library(f"{name}.{major}") for name, major in wanted if major}
+    planned = str((request.get("env") or {}).get("LD_LIBRARY_PATH", "")).split(":")  # our own loader has not read it
+    return {f"{name}.{major}": _library(f"{name}.{major}", planned) for name, major in wanted if major}
 
 
-def _library(name: str) -> str | None:
-    for folder in sys.path:  # pip's wheels put them beside TensorFlow, which knows where to look
-        found = glob.glob(os.path.join(folder, "nvidia", "*", "lib", name))
+def _library(name: str, folders: list[str]) -> str | None:
+    places = [os.path.join(folder, "nvidia", "*", "lib") for folder in sys.path]  # pip's wheels; TensorFlow looks there
+    for place in places + [folder for folder in folders if folder]:
+        found = glob.glob(os.path.join(place, name))
         if found:
             return found[0]
     try:
@@ -178,6 +180,12 @@ def _library(name: str) -> str | None:
 
 class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class _Memory2(ctypes.Structure):
+    """What processes hold stands apart from what the driver keeps for itself; since driver 510."""
+
+    _fields_ = [("version", ctypes.c_uint), *((name, ctypes.c_ulonglong) for name in ("total", "kept", "free", "used"))]
 
 
 class _User(ctypes.Structure):
@@ -240,15 +248,24 @@ def _device(nvml: Any, index: int) -> Facts:
         "total": memory.total,
         "used": memory.used,
         "capability": f"{major.value}.{minor.value}",
-        "users": _users(nvml, handle),
+        **_users(nvml, handle),
+        **_held(nvml, handle),
     }
 
 
-def _users(nvml: Any, handle: ctypes.c_void_p) -> list[Facts]:
+def _users(nvml: Any, handle: ctypes.c_void_p) -> Facts:
+    """Who computes on it; nothing where the driver does not say."""
     count, room = ctypes.c_uint(64), (_User * 64)()
     if nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), room):
-        return []
-    return [{**process(room[i].pid), "used": room[i].used} for i in range(count.value)]
+        return {}
+    return {"users": [{**process(room[i].pid), "used": room[i].used} for i in range(count.value)]}
+
+
+def _held(nvml: Any, handle: ctypes.c_void_p) -> Facts:
+    memory = _Memory2(ctypes.sizeof(_Memory2) | 2 << 24)
+    if not hasattr(nvml, "nvmlDeviceGetMemoryInfo_v2"):
+        return {}
+    return {} if nvml.nvmlDeviceGetMemoryInfo_v2(handle, ctypes.byref(memory)) else {"held": memory.used}
 
 
 def _text(call: Any, *before: Any) -> str:
@@ -299,15 +316,26 @@ def clock(request: Request) -> Facts:
 def machine(request: Request) -> Facts:
     return {
         "system": platform.system(),
-        "machine": platform.machine(),
+        "machine": _architecture(),
         "libc": " ".join(platform.libc_ver()),
         "kernel": platform.release(),
         "cores": os.cpu_count(),
     }
 
 
+def _architecture() -> str:
+    """What ``uname -m`` prints, since that is what a person would type to see whether we are right."""
+    try:
+        told = subprocess.run(["uname", "-m"], stdout=subprocess.PIPE, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):  # a host so bare has a kernel all the same
+        return platform.machine()
+    return told.stdout.decode(errors="replace").strip() or platform.machine()
+
+
 def environment(request: Request) -> Facts:
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    """As the tasks will have it: what a login has here, and over it what the plan gives them."""
+    environ = {**os.environ, **(request.get("env") or {})}
+    return {name: environ[name] for name in VARIABLES if name in environ}
 
 
 def limits(request: Request) -> Facts:
@@ -455,21 +483,34 @@ def _user(uid: int) -> str:
 
 
 def script(request: Request) -> Facts:
-    """Is the script here, and does this interpreter accept its syntax?"""
+    """Is the script here, does this interpreter accept its syntax, and what of Keras does it use: the line of its
+    first ``fit``, and whether it asks for Keras 2 itself?"""
     path = request.get("script") or ""
     if not path:
         return {}
     path = os.path.join(os.path.expanduser(request.get("cwd") or "."), path)
     if not os.path.isfile(path):
         return {"path": path, "exists": False}
+    if not path.endswith(".py"):
+        return {"path": path, "exists": True, "closed": not os.access(path, os.X_OK)}
     try:
         with open(path, "rb") as text:
-            compile(text.read(), path, "exec", dont_inherit=True)
+            source = text.read()
+        tree = ast.parse(source, path)
+        compile(tree, path, "exec", dont_inherit=True)  # a return outside of a function is noticed only now
     except OSError as error:
         return {"path": path, "exists": True, "unreadable": error.strerror}
     except (SyntaxError, ValueError) as error:
         return {"path": path, "exists": True, "syntax": str(error.args[0]), "line": getattr(error, "lineno", None) or 0}
-    return {"path": path, "exists": True}
+    legacy = b"TF_USE_LEGACY_KERAS" in source or b"tf_keras" in source
+    return {"path": path, "exists": True, "fit": _fit(tree) if b"keras" in source else 0, "legacy": legacy}
+
+
+def _fit(tree: ast.Module) -> int:
+    """The line of the first call of a model's ``fit``; 0 where there is none. ``muster.fit`` is another thing."""
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    fits = [call for call in called if isinstance(call, ast.Attribute) and call.attr == "fit"]
+    return min((fit.lineno for fit in fits if getattr(fit.value, "id", "") != "muster"), default=0)
 
 
 def cwd(request: Request) -> Facts:

@@ -1,16 +1,18 @@
 """The findings as a table for people and as JSON for programs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from muster.check.findings import Finding, Link, Pairs, Wanted
+from muster.check.findings import Facts, Finding, Link, Pairs, Wanted
 from muster.check.network import Slowest, figures, judged
+from muster.check.view import TENSORFLOWS, listed
 
 STYLE = {"error": "bold red", "warning": "yellow", "unknown": "cyan"}
 
@@ -20,9 +22,15 @@ def exit_code(findings: Sequence[Finding]) -> int:
     return int(any(finding.severity == "error" for finding in findings))
 
 
-def as_json(findings: Sequence[Finding], pairs: Pairs | None = None, slowest: Slowest | None = None) -> str:
+def as_json(
+    findings: Sequence[Finding],
+    pairs: Pairs | None = None,
+    slowest: Slowest | None = None,
+    heard: Mapping[str, Facts] | None = None,
+) -> str:
     told = {
         "ok": not exit_code(findings),
+        "hosts": {host: described(facts) for host, facts in (heard or {}).items() if "failure" not in facts},
         "findings": [_row(finding) for finding in findings],
         "links": [{**asdict(link), "verdict": _verdict(link)} for link in (pairs.links if pairs else ())],
         "slowest": _slowest(slowest) if slowest else None,
@@ -52,11 +60,57 @@ def _verdict(link: Link) -> str:
     return "unknown" if link.error else verdict.severity if verdict else "ok"
 
 
+def described(facts: Facts) -> dict[str, object]:
+    """What a host is, for programs: system, machine, libc, kernel, cores, python, executable, packages, gpus."""
+    told = {name: value for name, value in facts.items() if isinstance(value, Mapping)}
+    known = {name: {} if {"late", "broken"} & set(value) else value for name, value in told.items()}
+    return {
+        **known.get("machine", {}),
+        "python": known.get("python", {}).get("version", ""),
+        "executable": known.get("python", {}).get("executable", ""),
+        "packages": known.get("packages", {}),
+        "gpus": [device.get("name", "") for device in known.get("gpus", {}).get("devices", [])],
+    }
+
+
+def hosts(heard: Mapping[str, Facts]) -> RenderableType:
+    """One line for all hosts that are alike: what they are, and what their Python has."""
+    alike: dict[str, list[str]] = {}
+    for host, facts in heard.items():
+        if "failure" not in facts:
+            alike.setdefault(_words(described(facts)), []).append(host)
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold")
+    rows.add_column(style="dim", overflow="fold")
+    for words, names in alike.items():
+        rows.add_row(listed(names), Text(words))
+    return rows
+
+
+SHOWN = (*TENSORFLOWS, "keras", "tf_keras", "numpy", "protobuf", "grpcio")
+
+
+def _words(told: Mapping[str, Any]) -> str:
+    machine = " ".join(filter(None, (told.get("system"), told.get("machine"))))
+    cores = f"{told['cores']} cores" if told.get("cores") else ""
+    count = len(told["gpus"])
+    gpus = f"{count} GPU{'s' if count > 1 else ''}" if count else ""
+    versions = ", ".join(f"{name} {told['packages'][name]}" for name in SHOWN if name in told["packages"])
+    python = f"{told['executable']} {told['python']}".strip() + (f" with {versions}" if versions else "")
+    return "; ".join(filter(None, (", ".join(filter(None, (machine, told.get("libc"), cores, gpus))), python)))
+
+
 def table(
-    wanted: Sequence[Wanted], findings: Sequence[Finding], slowest: Slowest | None = None, seconds: float | None = None
+    wanted: Sequence[Wanted],
+    findings: Sequence[Finding],
+    slowest: Slowest | None = None,
+    seconds: float | None = None,
+    heard: Mapping[str, Facts] | None = None,
 ) -> RenderableType:
-    """What ``muster check`` prints: a row of findings each, the slowest link, and one line that sums it up."""
-    parts: list[RenderableType] = [_finding(finding) for finding in findings]
+    """What ``muster check`` prints: what the hosts are, a row of findings each, the slowest link, and one line that
+    sums it up."""
+    parts: list[RenderableType] = [Padding(hosts(heard), (0, 0, 1, 0))] if heard else []
+    parts += [_finding(finding) for finding in findings]
     if slowest:
         parts.append(Text.assemble(("slowest link  ", "dim"), str(slowest)))
     parts.append(Text(_sum(wanted, findings, seconds), style="bold" if findings else "bold green"))

@@ -96,6 +96,7 @@ class _Round:
             "cwd": w.cwd,
             "script": w.script,
             "checkpoints": w.checkpoints,
+            "env": dict(w.env),
         }
         for pause in (*AGAIN, None):
             channel = self._open(w, opener)

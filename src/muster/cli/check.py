@@ -40,12 +40,12 @@ def command(
     rows = wanted(plan)
     slow = slowest(rows, heard.pairs, job(plan, parameters))
     if as_json:
-        print(render.as_json(findings, heard.pairs, slow))
+        print(render.as_json(findings, heard.pairs, slow, heard.facts))
     else:
         console = Console(highlight=False)
         if links:
             console.print(render.links(heard.pairs))
-        console.print(render.table(rows, findings, slow, time.monotonic() - began))
+        console.print(render.table(rows, findings, slow, time.monotonic() - began, heard.facts))
         if plan.run.engine == "tensorflow" and len(plan.hosts) > 1:
             console.print(STRANGERS, style="dim", soft_wrap=True)
     return render.exit_code(findings)

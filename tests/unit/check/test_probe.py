@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -122,7 +123,60 @@ def test_scripts_missing_wrong_and_right(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\nif x\n    pass\n")
     assert probe.script({"script": "bad.py", "cwd": str(tmp_path)})["line"] == 2
     (tmp_path / "odd name é.py").write_text("# -*- coding: utf-8 -*-\nname = 'é'\n", encoding="utf-8")
-    assert set(probe.script({"script": "odd name é.py", "cwd": str(tmp_path)})) == {"path", "exists"}
+    told = probe.script({"script": "odd name é.py", "cwd": str(tmp_path)})
+    assert (told["exists"], told["fit"], told["legacy"]) == (True, 0, False) and "syntax" not in told
+    (tmp_path / "loop.py").write_text("return 1\n")
+    assert "outside function" in probe.script({"script": "loop.py", "cwd": str(tmp_path)})["syntax"]
+
+
+def test_a_program_that_is_no_python_must_be_executable(tmp_path: Path) -> None:
+    program = tmp_path / "train.sh"
+    program.write_text("#!/bin/sh\nexec python3 'x\n")
+    assert probe.script({"script": str(program)})["closed"] is True
+    program.chmod(0o755)
+    assert probe.script({"script": str(program)}) == {"path": str(program), "exists": True, "closed": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "fit", "legacy"),
+    [
+        ("import keras\nmodel = keras.Sequential()\nmodel.fit(x)\n", 3, False),
+        ("import keras\nbuild().fit(x)\nmodel.fit(y)\n", 2, False),
+        ("import keras, muster\nmuster.fit(model, x)\n", 0, False),
+        ("import keras\nfit(x)\ntrain = model.fit\n", 0, False),
+        ("from sklearn.preprocessing import StandardScaler\nStandardScaler().fit(x)\n", 0, False),
+        ("import os\nos.environ['TF_USE_LEGACY_KERAS'] = '1'\nfrom tensorflow import keras\nmodel.fit(x)\n", 4, True),
+        ("import tf_keras\nmodel.fit(x)\n", 2, True),
+    ],
+)
+def test_what_a_script_does_with_keras(tmp_path: Path, text: str, fit: int, legacy: bool) -> None:
+    """EN-07: read, not run."""
+    (tmp_path / "train.py").write_text(text)
+    told = probe.script({"script": str(tmp_path / "train.py")})
+    assert (told["fit"], told["legacy"]) == (fit, legacy)
+
+
+def test_the_environment_is_the_one_that_the_tasks_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://p:1")
+    monkeypatch.setenv("no_proxy", "a")
+    told = probe.environment({"env": {"no_proxy": "a,b", "SECRET": "x"}})
+    assert (told["http_proxy"], told["no_proxy"]) == ("http://p:1", "a,b") and "SECRET" not in told
+
+
+def test_the_architecture_is_what_uname_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EN-09."""
+    (tmp_path / "uname").write_text("#!/bin/sh\necho aarch64\n")
+    (tmp_path / "uname").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probe.machine({})["machine"] == "aarch64"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert probe.machine({})["machine"] == platform.machine()
+
+
+def test_libraries_are_looked_for_where_the_plan_says(tmp_path: Path) -> None:
+    (tmp_path / "libcudnn.so.9").write_text("")
+    assert probe._library("libcudnn.so.9", ["", str(tmp_path)]) == str(tmp_path / "libcudnn.so.9")
+    assert probe._library("libno-such-thing.so.9", [str(tmp_path)]) is None
 
 
 def test_places_and_their_mounts(tmp_path: Path) -> None:

@@ -35,6 +35,33 @@ def test_json_has_the_rows_the_links_and_the_slowest() -> None:
     assert json.loads(render.as_json([ERROR]))["ok"] is False
 
 
+HEARD = {
+    host: {
+        "python": {"version": "3.11.7", "executable": "/opt/python"},
+        "machine": {"system": "Linux", "machine": machine, "libc": "glibc 2.36", "kernel": "6.1", "cores": 8},
+        "packages": {"tensorflow": "2.21.0", "protobuf": "7.36.2", "grpcio": "1.76.0"},
+        "gpus": {"devices": [{"name": "H100"}] if host == "a" else []},
+    }
+    for host, machine in [("a", "x86_64"), ("b", "aarch64"), ("c", "aarch64")]
+}
+
+
+def test_what_each_host_is_stands_above_the_rows_and_in_json() -> None:
+    """EN-06, EN-09: system, architecture, Python, libc and versions; hosts that are alike share a line."""
+    heard = {**HEARD, "d": {"failure": {"returncode": 255, "stderr": ""}}, "e": {"gpus": {"late": True}}}
+    first, second, third = render.text(render.hosts(heard), 200).splitlines()
+    versions = "/opt/python 3.11.7 with tensorflow 2.21.0, protobuf 7.36.2, grpcio 1.76.0"
+    assert first.strip() == f"a        Linux x86_64, glibc 2.36, 8 cores, 1 GPU; {versions}"
+    assert second.strip() == f"b and c  Linux aarch64, glibc 2.36, 8 cores; {versions}"
+    assert third.strip() == "e"
+    told = json.loads(render.as_json([], heard=heard))["hosts"]
+    assert set(told) == {"a", "b", "c", "e"} and told["a"]["gpus"] == ["H100"]
+    assert [told["b"][name] for name in ("system", "machine", "libc", "python")] == [
+        "Linux", "aarch64", "glibc 2.36", "3.11.7"
+    ]  # fmt: skip
+    assert "x86_64" in render.text(render.table(WANTED, [ERROR], heard=HEARD))
+
+
 def test_exit_code_is_1_on_an_error_only() -> None:
     assert [render.exit_code(f) for f in ([], [WARNING], [WARNING, ERROR])] == [0, 0, 1]
 

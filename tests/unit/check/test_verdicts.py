@@ -186,20 +186,78 @@ def test_a_ps_of_ours_needs_numpy() -> None:
     [("keras", "2.15.0", "error"), ("numpy", "1.26.4", "warning"), ("protobuf", "6.1.0", "warning")],
 )
 def test_packages_that_must_agree(package: str, version: str, severity: str) -> None:
+    """EN-01, EN-06: one row, with both versions and the command."""
     finding = one(spoiled(lambda facts: facts["packages"].update({package: version})), package, severity)
-    assert version in finding.what
+    assert version in finding.what and healthy("gpu-a")["packages"][package] in finding.what
+    assert f"/opt/venv/bin/python -m pip install {package}==" in finding.try_
     assert spoiled(lambda facts: facts["packages"].update(numpy="2.3.0")) == []
 
 
-def test_keras_3_and_kinds_that_it_cannot_train() -> None:
-    job = Job(engine="tensorflow", kind="pss")
-    assert {f.kind for f in spoiled(lambda facts: None, job=job)} == {"legacy keras"}
+def test_grpcio_that_only_some_hosts_have() -> None:
+    """EN-06."""
+    finding = one(spoiled(lambda facts: facts["packages"].update(grpcio="1.62.0")), "grpcio", "warning")
+    assert finding.try_ == "/opt/venv/bin/python -m pip uninstall grpcio"
+    facts = {h: healthy(h) for h in HOSTS}
+    for host, told in facts.items():
+        told["packages"]["grpcio"] = "1.62.0" if host == "gpu-b" else "1.76.1"
+    found = judge(WANTED, facts, None, TENSORFLOW)
+    assert one(found, "grpcio", "warning").what == "grpcio 1.62.0, the others have 1.76.1"
+    facts["gpu-b"]["packages"]["grpcio"] = "1.76.0"
+    assert judge(WANTED, facts, None, TENSORFLOW) == []
+
+
+ALIKE = tuple(replace(w, gpus=(0,)) for w in WANTED)  # as collectives want it
+PSS, MWMS = Job(engine="tensorflow", kind="pss"), Job(engine="tensorflow", kind="mwms")
+
+
+@pytest.mark.parametrize("job", [PSS, MWMS])
+def test_keras_3_cannot_fit_with_these_kinds(job: Job) -> None:
+    """EN-07: an error where the script is seen to do it, else a hint; with the variable and the package; one row."""
+
+    def rows(**script: Any) -> list[Finding]:
+        facts = {h: healthy(h) for h in HOSTS}
+        for told in facts.values():
+            told["script"].update(script)
+            del told["packages"]["tf_keras"]
+        return judge(ALIKE, facts, None, job)
+
+    error = one(rows(fit=12), "legacy keras", host="gpu-a")
+    assert "/home/ml/train.py, line 12 calls fit" in error.because and "so on gpu-b and gpu-c" in error.because
+    assert "pip install tf_keras==2.21.*" in error.try_ and "TF_USE_LEGACY_KERAS" in error.try_
+    assert "a loop of your own works" in one(rows(fit=0), "legacy keras", "warning", "gpu-a").because
+    lacking = one(rows(fit=12, legacy=True), "legacy keras", host="gpu-a")
+    assert "has no tf_keras" in lacking.because and "set env" not in lacking.try_
+
+
+def test_keras_2_asked_for_by_the_script_or_the_environment_is_well() -> None:
+    """EN-07."""
     facts = {h: healthy(h) for h in HOSTS}
     for told in facts.values():
-        told["environment"]["TF_USE_LEGACY_KERAS"] = "1"
-    assert judge(WANTED, facts, None, job) == []
-    del facts["gpu-c"]["packages"]["tf_keras"]
-    assert any("pip install tf_keras==2.21.*" in f.try_ for f in judge(WANTED, facts, None, job))
+        told["script"]["fit"] = 12
+    assert "TF_USE_LEGACY_KERAS" in one(judge(WANTED, facts, None, PSS), "legacy keras", host="gpu-a").try_
+    facts["gpu-a"]["script"]["legacy"] = True
+    facts["gpu-b"]["environment"]["TF_USE_LEGACY_KERAS"] = "1"
+    facts["gpu-c"]["packages"].update(keras="2.15.0")
+    assert [f.kind for f in judge(WANTED, facts, None, PSS)] == ["keras"]
+    assert [f.kind for f in judge(WANTED, {h: healthy(h) for h in HOSTS}, None, TENSORFLOW)] == []
+
+
+@pytest.mark.parametrize(
+    ("job", "version", "needs"),
+    [(PSS, "2.1.0", "2.4+"), (PSS, "2.3.4", "2.4+"), (MWMS, "2.3.0", "2.4+"), (TENSORFLOW, "1.12.0", "1.13+"),
+     (PSS, "2.4.0", ""), (TENSORFLOW, "2.1.0", ""), (Job(), "2.1.0", "")],
+)  # fmt: skip
+def test_a_tensorflow_that_is_too_old_for_the_kind(job: Job, version: str, needs: str) -> None:
+    """EN-08: also where it is the same on all hosts, and once where it is not."""
+    facts = {h: healthy(h) for h in HOSTS}
+    for told in facts.values():
+        told["packages"].update(tensorflow=version, keras="2.2.4")
+    found = judge(ALIKE, facts, None, job)
+    assert [(f.kind, f.host) for f in found] == ([("kind", h) for h in HOSTS] if needs else [])
+    assert all(f"needs {needs}" in f.what and version in f.what and "pip install" in f.try_ for f in found)
+    if needs:
+        mixed = {**{h: healthy(h) for h in HOSTS}, "gpu-b": facts["gpu-b"]}
+        assert [f.host for f in judge(ALIKE, mixed, None, job) if f.severity == "error"] == ["gpu-b"]
 
 
 # --- GPUs
@@ -300,7 +358,10 @@ def test_no_proxy_by_network_covers_plain_addresses_only() -> None:
 
 def test_few_open_files_and_another_architecture() -> None:
     one(spoiled(lambda facts: facts["limits"].update(files=256)), "files", "warning")
-    one(spoiled(lambda facts: facts["machine"].update(machine="aarch64")), "machine", "warning")
+    arm = one(spoiled(lambda facts: facts["machine"].update(machine="aarch64")), "machine", "warning")  # EN-09
+    assert "Linux aarch64 glibc here, Linux x86_64 glibc on the others" in arm.because
+    one(spoiled(lambda facts: facts["machine"].update(libc="")), "machine", "warning")
+    assert spoiled(lambda facts: facts["machine"].update(libc="glibc 2.31", kernel="5.4")) == []
 
 
 # --- ports
@@ -340,6 +401,7 @@ def test_script_and_folders() -> None:
     syntax = {"path": "/home/ml/train.py", "exists": True, "syntax": "invalid syntax", "line": 12}
     assert "/home/ml/train.py, line 12" in one(spoiled(lambda facts: facts.update(script=syntax)), "script").because
     one(spoiled(lambda facts: facts.update(cwd={"path": "/home/ml", "exists": False})), "cwd")
+    one(spoiled(lambda facts: facts.update(script={"path": "/x/a.sh", "exists": True, "closed": True})), "script")
     one(spoiled(lambda facts: facts["cwd"].update(free=GIB)), "disk", "warning")
     one(spoiled(lambda facts: facts["checkpoints"].update(free=GIB // 100)), "disk", "error")
     one(spoiled(lambda facts: facts["checkpoints"].update(writable=False)), "checkpoints")
