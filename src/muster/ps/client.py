@@ -30,7 +30,9 @@ SHARE_FROM = 1 << 13  # bytes of a slab from which shared memory beats a Unix so
 class Done(NamedTuple):
     """What became of a push. ``step`` is the global step now (updates applied by ps 0; in sync: rounds).
 
-    ``late``: the round was closed without this gradient, which was dropped. ``stop``: somebody has asked to stop.
+    ``late``: the round was closed without this gradient, which was dropped. With ``spare`` each ps closes its rounds
+    with the gradients that it has first, and what is late at one may be in time at another; this is ps 0's word, as
+    is every count. ``stop``: somebody has asked to stop.
     """
 
     step: int
@@ -257,15 +259,12 @@ class Client:
         self.exchange.carry_out(asked)
 
     def _read(self) -> Done:
-        late = False
         for link in self.links:
-            header = checked(link).reply.header
-            late = late or bool(header.flags & wire.LATE)
-            self.at = max(self.at, header.round)
+            self.at = max(self.at, checked(link).reply.header.round)
         first = self.links[0].reply.header
         self.step_now, self.stopping = first.number, bool(first.flags & wire.STOP)
         self.rate_set = None if math.isnan(first.rate) else first.rate
-        return Done(self.step_now, late, self.stopping)
+        return Done(self.step_now, bool(first.flags & wire.LATE), self.stopping)
 
     # --- ps 0 as the place of decisions
 
