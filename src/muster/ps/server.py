@@ -1,7 +1,7 @@
 """What a request means: a ps without its sockets.
 
-``Server`` holds one slab, the rule of the mode, and on ps 0 the board. The loop gives it whole messages of peers that
-have proved who they are; it answers by putting views into their outboxes.
+``Server`` holds what was declared, the rule of the mode, and on ps 0 the board. The loop gives it whole messages of
+peers that have proved who they are; it answers by putting views into their outboxes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 from muster.errors import MusterError, Refused
 from muster.ps import wire
 from muster.ps.board import NOTE_BYTES, Board
-from muster.ps.optimizers import exchanges, parse
+from muster.ps.layers import Layers, available
+from muster.ps.optimizers import exchanges
 from muster.ps.peer import Peer, Shared
 from muster.ps.slab import Slab
-from muster.ps.slabs import Declaration, Doubles, Floats, aligned, declaration
+from muster.ps.slabs import Doubles, Floats, aligned
 from muster.ps.updates import Answer, Apply, Effect, Forget, Phase, Sums, Updates, updates
 from muster.ps.wire import Header, WireError
 
@@ -35,15 +36,6 @@ class Rule:
     spare: int = 0
     max_staleness: int | None = None
     workers: tuple[str, ...] = ()  # every task that may connect
-
-
-@dataclass
-class Layer:
-    """One declaration and the slab made for it."""
-
-    declaration: Declaration
-    slab: Slab
-    fingerprint: str
 
 
 @dataclass
@@ -62,16 +54,14 @@ class Server:
     rule: Rule
     send: Callable[..., None]
     say: Callable[[str], None] = print
-    free: Callable[[], int] = lambda: available()
-    number: int = 0  # of the layout; 0: nothing is declared
+    free: Callable[[], int] = available
     now: float = 0.0  # set by the loop
     peers: dict[str, Peer] = field(default_factory=dict)
     board: Board = field(default_factory=Board)
-    layer: Layer | None = None
-    staged: Layer | None = None
     samples: float = 0.0  # in all gradients that were applied
 
     def __post_init__(self) -> None:
+        self.layers = Layers(self.index, self.free)
         self.updates: Updates = self._rule(exchange=False)
         self.gradients: dict[str, Gradient] = {}
         self.requests: dict[str, Header] = {}
@@ -93,10 +83,13 @@ class Server:
         return updates(rule.mode, len(rule.workers), rule.spare, rule.max_staleness, exchange)
 
     @property
+    def number(self) -> int:
+        """Of the layout; 0: nothing is declared."""
+        return self.layers.number
+
+    @property
     def slab(self) -> Slab:
-        if self.layer is None:
-            raise Refused(f"ps/{self.index} has no parameters", because="nothing was declared since it started")
-        return self.layer.slab
+        return self.layers.slab
 
     # --- connections
 
@@ -151,7 +144,7 @@ class Server:
     def room(self, peer: Peer, header: Header, meta: bytes) -> list[memoryview]:
         """Where the data of a message goes. Raises WireError where the length is not the one that is due."""
         if header.kind == wire.DECLARE:
-            return self._room_to_declare(header, meta)
+            return self.layers.stage(header, meta)
         if header.kind == wire.PUSH:
             return self._room_to_push(peer, header)
         if header.kind == wire.NORMS:
@@ -160,7 +153,7 @@ class Server:
         return []
 
     def _room_to_push(self, peer: Peer, header: Header) -> list[memoryview]:
-        if header.layout != self.number or self.layer is None:
+        if header.layout != self.number or not self.number:
             raise WireError(f"a gradient for layout {header.layout}, where {self.number} is in use")
         views = [self._scales(peer).data] if header.flags & wire.SCALED else []
         if not header.flags & wire.SHARED:
@@ -274,63 +267,25 @@ class Server:
 
     # --- declaring
 
-    def _room_to_declare(self, header: Header, meta: bytes) -> list[memoryview]:
-        told = wire.meta(meta)
-        try:
-            wanted = declaration(told)
-            optimizer, layout = parse(wanted.optimizer), wanted.layout()
-            born, steps = [int(at) for at in told.get("born", [])], int(told.get("steps", 0))
-        except (MusterError, ValueError, TypeError) as error:
-            raise WireError(f"a declaration that cannot be: {error}") from None
-        if len(layout.cuts) <= self.index or len(born) not in (0, len(layout.parameters)):
-            raise WireError(f"a declaration for {len(layout.cuts)} ps at ps/{self.index}")
-        arrays = 1 + len(optimizer.kept())
-        size = layout.cuts[self.index].size * 4
-        if size * arrays > self.free():
-            raise WireError(f"a slab of {size * arrays >> 20} MiB, where {self.free() >> 20} MiB of memory are free")
-        if header.data != size * (arrays if header.flags & wire.WITH_SLOTS else 1):
-            raise WireError(f"{header.data} bytes for a slab of {size}")
-        slab = Slab(layout, self.index, optimizer, steps, born)
-        self.staged = Layer(wanted, slab, wanted.fingerprint())
-        landing = [slab.values, *(slab.slots if header.flags & wire.WITH_SLOTS else [])]
-        return [array.data for array in landing]
-
     def declare(self, peer: Peer, header: Header) -> None:
         self._reply(peer, wire.message(wire.ANSWER, {}))
 
     def tell_layout(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
-        layer, staged = self.layer, self.staged
-        answer: dict[str, Any] = {"number": self.number, "version": self.updates.version}
-        answer["fingerprint"] = layer.fingerprint if layer else ""
-        answer["staged"] = staged.fingerprint if staged else ""
-        if layer and told.get("whole"):
-            answer["declaration"], answer["steps"] = layer.declaration.told(), layer.slab.steps
-        return answer
+        return {**self.layers.told(bool(told.get("whole"))), "version": self.updates.version}
 
     def commit(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
-        if self.staged is None or self.staged.fingerprint != told.get("fingerprint"):
-            raise Refused("This layout was not declared here", because=f"ps/{self.index} may have been restarted")
-        self.layer, self.staged = self.staged, None
-        self.number += 1
-        self._restart_updates()
+        self._restart_updates(self.layers.commit(told.get("fingerprint")).slab)
         for other in self.peers.values():
             other.shared = None
         return {"number": self.number}
 
     def store(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Values that were staged take the place of those in use; slots and counts stay."""
-        layer, staged = self.layer, self.staged
-        if layer is None or staged is None or staged.fingerprint != layer.fingerprint:
-            raise Refused("There are no values to store", because=f"ps/{self.index} may have been restarted")
-        np.copyto(layer.slab.values, staged.slab.values)
-        self.staged = None
+        self.layers.store()
         return {}
 
-    def _restart_updates(self) -> None:
+    def _restart_updates(self, slab: Slab) -> None:
         """The rule begins anew with the layout; the count of updates, and who has pushed what, go on."""
-        layer = self.layer
-        assert layer is not None
-        rule = self._rule(exchanges(layer.slab.optimizer, layer.slab.layout))
+        rule = self._rule(exchanges(slab.optimizer, slab.layout))
         rule.members, rule.version = self.updates.members, self.updates.version
         rule.clear()
         self.updates = rule
@@ -411,15 +366,6 @@ class Server:
             "version": self.updates.version, "stop": self.board.stop, "workers": members,
             "waiting": sorted(waiting), "owing": sorted(owing), "samples": self.samples,
         }  # fmt: skip
-
-
-def available() -> int:
-    """Bytes of memory that this machine could still give."""
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 1 << 62
 
 
 def _names(tasks: frozenset[str]) -> str:
