@@ -16,8 +16,9 @@ from muster.ps.link import Identity, Place
 from muster.ps.loop import Loop, listen_local, remove_local, socket_path
 from muster.ps.server import Rule, Server
 from muster.train.context import Context
-from muster.train.fit import Fit, Life
+from muster.train.fit import part
 from muster.train.options import Options
+from muster.train.part import Life
 from muster.train.report import Channel
 
 LIMIT = 100  # seconds
@@ -59,7 +60,7 @@ class Worker:
         self.client = self.life.client = Client(places, who, chief=index == 0, patience=5.0)
 
     def fit(self, model: Any, x: Any = None, y: Any = None, **options: Any) -> Any:
-        return Fit(model, x, y, Options(**options), self.me, self.reports, self.life).run()
+        return part(model, x, y, Options(**options), self.me, self.reports, self.life).run()
 
 
 class Run:
