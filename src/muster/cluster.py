@@ -378,6 +378,35 @@ def settled(run: Run) -> Run:
     return msgspec.structs.replace(run, engine=engine, kind=run.kind or "v1", role_flags=run.role_flags or run.tf1)
 
 
+def overruled(run: Run, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What of ``run``, as the file has it, gives way to what flags ask for (``given``), and a sentence on each.
+
+    A flag wins over the file, so also over what in the file contradicts that flag. Two flags that contradict each other
+    are left for ``check_run`` to refuse.
+    """
+    kind = given.get("kind") or ("v1" if given.get("tf1") else None)
+    asks = given.get("kind") is not None or given.get("tf1") or given.get("role_flags")
+    engine = given.get("engine") or ("tensorflow" if asks else None)
+    # setting of the file: what it becomes, whether it stands in the way, and of what
+    rows: list[tuple[str, Any, bool, str]] = [
+        ("engine", "tensorflow", run.engine == "muster" and engine == "tensorflow", "the tensorflow engine"),
+        ("kind", None, run.kind is not None and engine == "muster", "the muster engine"),
+        ("tf1", False, run.tf1 and engine == "muster", "the muster engine"),
+        ("role_flags", False, run.role_flags and engine == "muster", "the muster engine"),
+        ("kind", kind, run.kind not in (None, kind) and bool(given.get("tf1")), "tf1"),
+        ("tf1", False, run.tf1 and kind in ("pss", "mwms"), f"kind {kind}"),
+        ("ps", None, run.ps not in (None, 0, []) and kind == "mwms", "kind mwms, which has no ps"),
+        ("chief", None, run.chief is False and kind == "pss", "kind pss, which has a chief"),
+        ("spare", 0, run.spare > 0 and given.get("mode", "sync") != "sync", f"mode {given.get('mode')}"),
+        ("max_staleness", None, run.max_staleness is not None and given.get("mode", "bounded") != "bounded",
+         f"mode {given.get('mode')}"),
+    ]  # fmt: skip
+    found = [row for row in rows if row[2] and row[0] not in given]
+    said = [f"{name} = {msgspec.json.encode(getattr(run, name)).decode()} of the file gives way to {whom}"
+            for name, _, _, whom in found]  # fmt: skip
+    return {name: value for name, value, _, _ in found}, said
+
+
 def check_run(given: Run, source: Source) -> list[str]:
     """What a type cannot say about [run]. Raises Refused; returns warnings."""
     run = settled(given)
@@ -386,6 +415,12 @@ def check_run(given: Run, source: Source) -> list[str]:
             f"kind {given.kind} goes with the tensorflow engine", at=source.at("run.kind"),
             because="over Muster's own parameter servers there is one kind of script: muster.fit or muster.connect",
             try_="drop engine, or drop kind",
+        )  # fmt: skip
+    if run.engine == "muster" and given.role_flags:
+        raise Refused(
+            "role_flags goes with the tensorflow engine", at=source.at("run.role_flags"),
+            because="over Muster's own parameter servers only workers run the script, and muster.worker_index() tells",
+            try_="drop engine, or drop role_flags",
         )  # fmt: skip
     warnings: list[str] = []
     port_range(run.ports, source.at("run.ports"))

@@ -157,6 +157,46 @@ def test_a_flag_wins_over_the_file(muster, tmp_path):
     assert len([t for t in plan["tasks"] if t.startswith("worker")]) == 2 and plan["run"]["retries"] == 7
 
 
+@pytest.mark.parametrize(
+    ("file", "flags", "said", "engine", "kind"),
+    [
+        ('engine = "muster"', ["--tf1"], 'engine = "muster" of the file gives way', "tensorflow", "v1"),
+        ('engine = "muster"', ["--kind", "pss"], 'engine = "muster" of the file gives way', "tensorflow", "pss"),
+        ('engine = "muster"', ["--role-flags"], 'engine = "muster" of the file gives way', "tensorflow", "v1"),
+        ('engine = "muster"', ["--no-role-flags"], "", "muster", "v1"),
+        ('kind = "pss"', ["--engine", "muster"], 'kind = "pss" of the file gives way', "muster", "v1"),
+        ("tf1 = true", ["--engine", "muster"], "tf1 = true of the file gives way", "muster", "v1"),
+        ("role_flags = true", ["--engine", "muster"], "role_flags = true of the file gives way", "muster", "v1"),
+        ('kind = "pss"', ["--tf1"], 'kind = "pss" of the file gives way to tf1', "tensorflow", "v1"),
+        ("tf1 = true", ["--kind", "pss"], "tf1 = true of the file gives way to kind pss", "tensorflow", "pss"),
+        ("ps = 2", ["--kind", "mwms"], "ps = 2 of the file gives way to kind mwms", "tensorflow", "mwms"),
+        ("chief = false", ["--kind", "pss"], "chief = false of the file gives way", "tensorflow", "pss"),
+        ('mode = "sync"\nspare = 1', ["--mode", "async"], "spare = 1 of the file gives way to mode", "muster", "v1"),
+        ('mode = "bounded"\nmax_staleness = 3', ["--mode", "sync"], "max_staleness = 3 of the file", "muster", "v1"),
+        ('kind = "pss"', ["--kind", "v1"], "", "tensorflow", "v1"),
+    ],
+)
+def test_what_a_flag_contradicts_in_the_file_gives_way_and_is_said(muster, tmp_path, file, flags, said, engine, kind):
+    (tmp_path / "cluster.toml").write_text(f"[run]\n{file}\n")
+    code, out, err = muster("plan", *flags, "--json", "train.py")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["run"]["engine"], plan["run"]["kind"]) == (engine, kind)
+    assert [n for n in plan["notes"] if "gives way" in n] == [n for n in plan["notes"] if said and said in n]
+    assert not said or said in " ".join(plan["notes"])
+
+
+@pytest.mark.parametrize(
+    "flags", [["--engine", "muster", "--kind", "pss"], ["--engine", "muster", "--tf1"], ["--tf1", "--kind", "mwms"],
+              ["--engine", "muster", "--role-flags"], ["--kind", "mwms", "--ps", "2"]],
+)  # fmt: skip
+@pytest.mark.parametrize("file", ["", 'engine = "muster"', 'kind = "v1"'])
+def test_flags_that_contradict_each_other_are_refused(muster, tmp_path, flags, file):
+    (tmp_path / "cluster.toml").write_text(f"[run]\n{file}\n")
+    code, _, err = muster("plan", *flags, "train.py")
+    assert code == 2 and "at        command line: --" in err and "Traceback" not in err
+
+
 def test_the_arguments_of_the_script_are_left_alone(muster):
     """B4: those that look like ours too."""
     args = ["--workers", "9", "--json", "", "--", "-h", "a b", "$HOME", "'", '"', "\\", "*"]

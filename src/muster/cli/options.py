@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from muster.cluster import Cluster, Run, Source, check_run, convert, from_raw, load, takes
+from muster.cluster import Cluster, Run, Source, check_run, convert, from_raw, load, overruled, takes
 from muster.errors import Refused
 
 Decorated = Callable[..., Any]
@@ -59,9 +59,15 @@ def find_cluster(file: Path | None, flags: dict[str, Any]) -> tuple[Cluster, str
         if name in given and not file and isinstance(given[name], str):
             raise Refused(f"--{name} takes a number here", at="command line", because=f"{given[name]!r}")
     asked = convert(given, Run, "", FlagSource())
-    run = msgspec.structs.replace(cluster.run, **{name: getattr(asked, name) for name in given})
+    flags = {name: getattr(asked, name) for name in given}
+    changed, gave_way = overruled(cluster.run, flags)
+    run = msgspec.structs.replace(cluster.run, **changed, **flags)
     warnings = check_run(run, FlagSource())
-    known = [*cluster.warnings, *(w for w in warnings if w not in cluster.warnings and not w.startswith(source.path))]
+    known = [
+        *cluster.warnings,
+        *gave_way,
+        *(w for w in warnings if w not in cluster.warnings and not w.startswith(source.path)),
+    ]
     return msgspec.structs.replace(cluster, run=run, warnings=tuple(known)), said
 
 
