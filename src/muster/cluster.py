@@ -92,6 +92,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     quiet: Annotated[
         float, Meta(gt=0, description="seconds without a step and without output that are worth a warning")
     ] = 60.0
+    gpu_idle: Annotated[
+        float,
+        Meta(ge=0, description="seconds after which a task that does not use its GPU is warned of; 0: nobody looks"),
+    ] = 60.0
     stall: Annotated[
         float, Meta(ge=0, description="seconds without a step after which a worker is restarted; 0: never")
     ] = 0.0

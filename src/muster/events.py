@@ -145,6 +145,23 @@ class Thawed(TaskEvent):
 
 
 @dataclass(frozen=True)
+class GpuUse(TaskEvent):
+    """Bytes that the task holds on each GPU that it was given, 0 where it does not use it; a GPU is left out where that
+    cannot be told. ``elsewhere``: GPUs that it uses besides; ``others``: who else is on its own ones.
+
+    The rest helps to guess why one is idle: the value of CUDA_VISIBLE_DEVICES that hides it, the libraries of interest
+    in its memory, and the line in which its TensorFlow said that it goes on without.
+    """
+
+    used: dict[str, int]
+    elsewhere: list[int] = field(default_factory=list)
+    others: dict[str, list[str]] = field(default_factory=dict)
+    hidden: str | None = None
+    loaded: list[str] = field(default_factory=list)
+    no_cuda: str = ""
+
+
+@dataclass(frozen=True)
 class Exited(TaskEvent):
     """``code`` is the exit code, or minus the signal; ``error`` the last line of the Python traceback ``trace``.
 

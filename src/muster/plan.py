@@ -362,6 +362,7 @@ def _task(
         "MUSTER_TASK": me,
         "MUSTER_CLUSTER": json.dumps(role_of),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.gpus)),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver counts, and so the file; CUDA's own order: the fastest first
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "PYTHONUNBUFFERED": "1",
         # not INTEROP as well: with one such thread, a worker that serves a coordinator locks up

@@ -326,13 +326,13 @@ def _launcher(request: Request, plan: Plan, folder: RunFolder, bells: Sequence[D
         code.write_bytes(bundle())
         return AgentLauncher(
             plan.hosts[:1], local.connect, run=folder.id, path=str(code), hello=hello, drop=OURS,
-            foreground=request.only, doorbells=bells, one_for_all=True,
+            foreground=request.only, doorbells=bells, one_for_all=True, gpu_idle=plan.run.gpu_idle,
         )  # fmt: skip
     used = {task.host for task in plan.tasks.values()}
     return AgentLauncher(
         [host for host in plan.hosts if host.name in used], Ssh(request.cluster, "python3"), run=folder.id,
         code=bundle(), hello=hello, lease=DETACHED_LEASE if request.detached else LEASE, drop=OURS,
-        foreground=request.only, doorbells=bells, remote=True,
+        foreground=request.only, doorbells=bells, remote=True, gpu_idle=plan.run.gpu_idle,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from muster.events import (
     Exited,
     Finished,
     Frozen,
+    GpuUse,
     HostLost,
     HostUp,
     Joined,
@@ -79,7 +80,8 @@ NEXT: dict[tuple[Phase, type[Event]], Phase] = {
     (Phase.STOPPING, Exited): Phase.STOPPED,  # our doing, whatever the code
 }
 FACTS = frozenset(
-    {Listening, PortTaken, Frozen, Thawed, Total, Step, Metrics, Said, Mismatch, Joined, Finished, Account, Data}
+    {Listening, PortTaken, Frozen, Thawed, GpuUse}
+    | {Total, Step, Metrics, Said, Mismatch, Joined, Finished, Account, Data}
 )
 
 
@@ -114,6 +116,7 @@ class TaskState:
     forced: bool = False
     blamed: str = ""  # why it was asked to go, where that was its own fault
     account: Account | None = None
+    gpus: GpuUse | None = None  # the newest look, in this attempt
     stuck: int = 0  # failures in a row during which the global step of the run did not grow
     stuck_at: int = -1  # the highest global step of the run at the last of them
 
@@ -250,6 +253,8 @@ class State:
             self.cause = event
         elif isinstance(event, Frozen | Thawed):
             task.frozen = isinstance(event, Frozen)
+        elif isinstance(event, GpuUse):
+            task.gpus = event
         elif isinstance(event, Joined):
             task.joined = True
         elif isinstance(event, Account):
@@ -285,7 +290,7 @@ def _begin(task: TaskState, event: Started) -> None:
     task.local, task.step, task.stepped, task.pid, task.code = 0, -1, 0.0, 0, None
     task.listening = task.released = task.frozen = task.forced = task.joined = task.finished = False
     task.blamed = ""
-    task.taken, task.loss = None, None
+    task.taken, task.loss, task.gpus = None, None, None
 
 
 def blank(tasks: Iterable[str]) -> State:

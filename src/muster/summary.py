@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from muster.events import Exited, Mismatch, PortTaken
+from muster.idle import idle
 from muster.plan import Plan
 from muster.policy import BAD_REQUEST, Verdict, never_joined, verdict
 from muster.state import ALIVE, Phase, State, TaskState
@@ -28,6 +29,7 @@ class TaskSummary(msgspec.Struct, frozen=True):
     staleness: float | None = None  # updates by others between a worker's pull and its push: mean, and largest
     staleness_max: int | None = None
     dropped: int = 0
+    gpus: dict[str, int | None] = {}  # bytes held on each GPU that it was given; None: nobody knows (yet)
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -79,7 +81,7 @@ def summarise(state: State, plan: Plan, now: float, folder: str = "") -> Summary
         exit_code=_exit_code(ok, state, why),
         samples=state.data.samples if state.data else None,
         samples_repeated=max(0, state.data.samples - state.data.planned) if state.data else None,
-        warnings=_warnings(state),
+        warnings=_warnings(state, plan, now),
     )
 
 
@@ -100,6 +102,7 @@ def _task(name: str, t: TaskState, plan: Plan, folder: str) -> TaskSummary:
         staleness=round(account.staleness, 2) if account else None,
         staleness_max=account.staleness_max if account else None,
         dropped=account.dropped if account else 0,
+        gpus={str(gpu): t.gpus.used.get(str(gpu)) if t.gpus else None for gpu in task.gpus},
     )
 
 
@@ -233,11 +236,12 @@ def _trace(state: State) -> str:
     return state.cause.trace if isinstance(state.cause, Exited) else ""
 
 
-def _warnings(state: State) -> list[str]:
-    return [
+def _warnings(state: State, plan: Plan, now: float) -> list[str]:
+    told = [
         f"the global step went backwards, {s.was} -> {s.now} ({s.task}, at {s.at:.0f} s): what it had learned is lost"
         for s in state.setbacks[:5]
     ]
+    return told + [row.text() for row in idle(state, now, plan)]
 
 
 def _exit_code(ok: bool, state: State, why: Verdict | None) -> int:

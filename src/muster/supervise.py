@@ -21,6 +21,7 @@ from muster.events import (
     Stopping,
     Warned,
 )
+from muster.idle import idle, shared
 from muster.journal import Journal, Logs
 from muster.launch import Launcher, Output
 from muster.plan import Facts, Plan
@@ -162,6 +163,10 @@ class Notices:
                 )
         for task in self.plan.workers:
             yield from self._quiet(task.id, state, now)
+        for row in idle(state, now, self.plan):
+            yield (row.task, "idle", row.gpus), row.text(), row.task
+        for name, gpu, who in shared(state):
+            yield (name, "shared", gpu, who), f"GPU {gpu} of {name} is used by another process too ({who})", name
 
     def _back_to(self, cause: Exited, state: State) -> str:
         where = self.plan.run.checkpoints

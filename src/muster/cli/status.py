@@ -36,6 +36,8 @@ def command(run: str, as_json: bool) -> int:
         console.print(f"step {current(state):,}" + (f" of {state.total:,}" if state.total else ""))
     for wait in waiting:
         console.print(wait.text(now), style="yellow", soft_wrap=True)
+    for text in summary.warnings:
+        console.print(f"warning: {text}", style="yellow", soft_wrap=True)
     if state.ended:
         console.print(headline(summary, plan), style="bold", soft_wrap=True)
     console.print(end_table(summary, plan, console.width))

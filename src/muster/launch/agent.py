@@ -13,6 +13,7 @@ Rules:
 - Never two copies of a task. Before a task is started again, whatever an earlier agent left of it on this machine (one
   that was cut off and does not know yet that its lease is over) is ended.
 - Exits come from the kernel (SIGCHLD, waitpid); so do stops (SIGSTOP), by WUNTRACED.
+- Whether a task uses the GPUs that it was given is seen by a short-lived child (LOOK), since a driver can hang.
 - One thread, one selector. A task's output is read as long as the launcher takes it; else the pipe fills and the task
   waits, which is better than losing lines or growing without bound.
 
@@ -39,11 +40,12 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MARK = b"\n--muster-agent--\n"  # what a login shell prints before this is not ours
@@ -52,10 +54,31 @@ LAST_GRACE = 1.0  # between TERM and KILL when the lease is over
 BACKLOG = 4 << 20  # bytes waiting for the launcher beyond which we stop reading the tasks' output
 PORT_EVERY = 0.2  # seconds between looks at the ports of tasks that do not listen yet
 TAIL = 8192
+LOOK_LIMIT = 20.0  # seconds for a look at the GPUs; one that cannot even be killed is the last
 REPORT_LINE = 1 << 16
 HEADER = struct.Struct(">cI")
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 64 << 20
+NO_CUDA = (  # what TensorFlow says when it goes on without a GPU, since version 1
+    b"Could not find cuda drivers",
+    b"Cannot dlopen some GPU libraries",
+    b"Could not load dynamic library 'libcu",
+    b"failed call to cuInit",
+    b"CUDA_ERROR_",
+)
+LOOK = """
+import json, os, sys, types
+told = json.loads(sys.stdin.read())
+for name, source in told["modules"]:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+sys.stdout.write(json.dumps(module.look(told["request"])))
+sys.stdout.flush()
+os._exit(0)
+"""
 
 
 class Task:
@@ -73,6 +96,10 @@ class Task:
         self.kill_at: float | None = None
         self.killed_at: float | None = None
         self.code: int | None = None
+        self.gpus: list[int] = order.get("gpus") or []
+        self.born = time.monotonic()
+        self.no_cuda = ""  # the line in which its TensorFlow said that it goes on without a GPU
+        self.used: dict[str, Any] | None = None  # what the last look found, where it was worth telling
 
     @property
     def pid(self) -> int:
@@ -91,9 +118,14 @@ class Agent:
         self.run = ""
         self.scratch = ""  # the folder of local sockets is /tmp/muster-UID-SCRATCH
         self.path = ""  # of the zip with the task-side code
+        self.code: IO[bytes] | None = None  # that zip, where it came down the pipe
         self.last_grace = LAST_GRACE
         self.closing: float | None = None  # since when
         self.ports_at = 0.0
+        self.look: Look | None = None
+        self.look_modules: list[Any] = []  # what a look is made of; none: nobody wants to know
+        self.look_every = 60.0
+        self.looked_at = float("-inf")
         self.ooms = _oom_kills()
         self.libc = ctypes.CDLL(None, use_errno=True)
 
@@ -134,8 +166,11 @@ class Agent:
                 self._read_output(who)
             elif what == "report":
                 self._read_reports(who)
+            elif what == "look":
+                self._read_look(who)
         self._reap()
         now = time.monotonic()
+        self._look_at_gpus(now)
         if self.lease and now - self.heard_at > self.lease:
             self.close("no heartbeat from the launcher for %g s" % self.lease, lapsed=True)
         for task in list(self.tasks.values()):
@@ -192,7 +227,10 @@ class Agent:
             self.run, self.lease = order["run"], order.get("lease")
             self.scratch = order.get("scratch", "").replace("/", "")
             self.last_grace = order.get("last_grace", LAST_GRACE)
-            self.path = _unpack(order["code"]) if order.get("code") else order.get("path", "")
+            self.look_modules, self.look_every = order.get("look", []), order.get("look_every", 60.0)
+            self.path = order.get("path", "")
+            if order.get("code"):
+                self.code, self.path = _unpack(order["code"])
             self.say("HostUp", facts={"pid": os.getpid(), "python": sys.executable, "version": sys.version.split()[0]})
         elif verb == "start":
             self._start(order)
@@ -414,6 +452,8 @@ class Agent:
             return False
         task.tail = (task.tail + got)[-TAIL:]
         self._send(b"O", task.id.encode() + b"\0" + str(task.attempt).encode() + b"\0" + got)
+        if task.gpus and not task.no_cuda:
+            task.no_cuda = _line_with(NO_CUDA, task.tail[-200:] + got)
         return True
 
     def _read_reports(self, task: Task) -> None:
@@ -478,6 +518,46 @@ class Agent:
 
     # --- leaving nothing behind
 
+    # --- the GPUs
+
+    def _look_at_gpus(self, now: float) -> None:
+        """Starts a look where one is due: a task has run for a while, and was not yet seen on all of its GPUs."""
+        if self.look is not None:
+            if now >= self.look.until:
+                self.look.give_up()  # its pipe ends with it; where not even KILL helps, there is no other look
+            return
+        if not self.look_modules or self.closing is not None or now < self.looked_at + self.look_every:
+            return
+        due = {t.id for t in self.tasks.values() if now >= t.born + self.look_every and _wanting(t)}
+        if not due:
+            return
+        self.looked_at = now
+        tasks = {t.id: {"pid": t.pid, "gpus": t.gpus, "asked": t.id in due} for t in self.tasks.values()}
+        with contextlib.suppress(OSError):  # no process, no descriptor to be had: the next time will do
+            self.look = Look(self.look_modules, tasks, {t.id: t.attempt for t in self.tasks.values()})
+            self.selector.register(self.look.out, selectors.EVENT_READ, ("look", self.look))
+
+    def _read_look(self, look: Look) -> None:
+        if look.read():
+            return
+        self.selector.unregister(look.out)
+        look.close()
+        self.look = None
+        try:
+            found = json.loads(look.heard.decode())
+        except ValueError:  # it was given up, or the host is too broken to look: then nobody can tell
+            return
+        if not found:
+            self.look_modules = []  # no driver here
+        for name, told in found.items():
+            task = self.tasks.get(name)
+            if task is None or task.attempt != look.attempts[name] or not told["used"]:
+                continue  # it is over, or the driver does not say
+            news = task.used is None or _without_numbers(told) != _without_numbers(task.used)
+            task.used = told
+            if news:
+                self.say("GpuUse", task, no_cuda=task.no_cuda, **told)
+
     def _give_up(self, task: Task) -> None:
         """KILL did not end it: it waits inside the kernel (state D: a dead disk or network folder). We do not."""
         with contextlib.suppress(OSError):
@@ -527,9 +607,6 @@ class Agent:
             place = "/tmp/muster-%d-%s" % (os.getuid(), self.scratch)
             if not os.path.islink(place):
                 shutil.rmtree(place, ignore_errors=True)
-        if self.path and os.path.basename(self.path).startswith("muster-code-"):
-            with contextlib.suppress(OSError):
-                os.unlink(self.path)
 
     def _flush_at_last(self) -> None:
         until = time.monotonic() + 2.0
@@ -539,6 +616,72 @@ class Agent:
 
 
 # --- reading /proc
+
+class Look:
+    """A process that asks the driver who uses the GPUs. Its input is a file, which takes all of it at once."""
+
+    def __init__(self, modules: list[Any], tasks: dict[str, Any], attempts: dict[str, int]) -> None:
+        self.attempts = attempts
+        self.until = time.monotonic() + LOOK_LIMIT
+        self.heard = b""
+        with tempfile.TemporaryFile() as request:
+            request.write(json.dumps({"modules": modules, "request": {"tasks": tasks}}).encode())
+            request.seek(0)
+            self.proc = subprocess.Popen(
+                [sys.executable, "-I", "-c", LOOK],
+                stdin=request,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=_die_with_parent,
+            )
+        assert self.proc.stdout
+        self.out = self.proc.stdout.fileno()
+        os.set_blocking(self.out, False)
+
+    def read(self) -> bool:
+        """Whether there may be more to come."""
+        try:
+            got = os.read(self.out, 1 << 16)
+        except BlockingIOError:
+            return True
+        self.heard += got
+        return bool(got)
+
+    def give_up(self) -> None:
+        self.until = float("inf")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.proc.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.proc.returncode = 0  # it is reaped with all the others
+        assert self.proc.stdout
+        self.proc.stdout.close()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _wanting(task: Task) -> bool:
+    """It was given GPUs, and is not known to use each of them."""
+    used = task.used["used"] if task.used else {}
+    return bool(task.gpus) and not all(used.get(str(gpu)) for gpu in task.gpus)
+
+
+def _without_numbers(told: dict[str, Any]) -> dict[str, Any]:
+    """Memory comes and goes, and is no news; that a GPU is used, or by whom, is."""
+    return {**told, "used": {gpu: bool(used) for gpu, used in told["used"].items()}}
+
+
+def _line_with(signs: tuple[bytes, ...], text: bytes) -> str:
+    """The first line of ``text`` that has one of ``signs``, or nothing."""
+    for sign in signs:
+        at = text.find(sign)
+        if at >= 0:
+            line = text[text.rfind(b"\n", 0, at) + 1 :].partition(b"\n")[0]
+            return line.decode("utf-8", "replace").strip()[-300:]
+    return ""
+
 
 
 def _stat(pid: int) -> tuple[str, int, int]:
@@ -664,14 +807,13 @@ def last_traceback(text: str) -> tuple[str, str]:
     return "\n".join(kept), kept[-1].strip() if len(kept) > 1 else ""
 
 
-def _unpack(code: str) -> str:
-    """Writes the zip of the task-side code to a private file and returns its path."""
-    import tempfile
-
-    fd, path = tempfile.mkstemp(prefix="muster-code-", suffix=".zip")
-    with os.fdopen(fd, "wb") as file:
-        file.write(base64.b64decode(code))
-    return path
+def _unpack(code: str) -> tuple[IO[bytes], str]:
+    """The zip of the task-side code as a file without a name, and the path by which our tasks, and what they start, can
+    open it while we live. However we end, nothing of it stays on the disk."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as we do)
+    file.write(base64.b64decode(code))
+    file.flush()
+    return file, "/proc/%d/fd/%d" % (os.getpid(), file.fileno())
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from muster.cluster import Host
 from muster.events import REPORTS, Event, Exited, HostLost, HostUp, StopAsked, Warned, parse
-from muster.launch import Output
+from muster.launch import Output, gpu_use
 from muster.launch.agent import HEADER, LENGTH, MARK
 from muster.plan import Task
 from muster.ps.scratch import folder
@@ -184,8 +184,11 @@ class AgentLauncher:
         doorbells: Sequence[Doorbell] = (),
         one_for_all: bool = False,
         remote: bool = False,
+        gpu_idle: float = 0.0,
     ) -> None:
         """``hello``: what a task is told first, down its own pipe and nowhere else: keys.
+
+        ``gpu_idle``: seconds between looks at who uses the GPUs that tasks were given, and before the first; 0: none.
 
         ``one_for_all``: the hosts are names of one machine, so the first pipe serves the tasks of all.
 
@@ -212,6 +215,8 @@ class AgentLauncher:
             "last_grace": last_grace,
             "path": path,
             "code": base64.b64encode(code).decode() if code else "",
+            "look": gpu_use.modules() if gpu_idle else [],
+            "look_every": gpu_idle,
         }
         self._early: list[Event] = []  # what was heard while connecting, for the first wait
         if not remote:
@@ -290,6 +295,7 @@ class AgentLauncher:
             drop=self._drop,
             tty=task.id == self._foreground,
             hello=self._hello_to(task),
+            gpus=list(task.gpus),
         )
 
     def release(self, task: Task) -> None:

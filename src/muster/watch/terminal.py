@@ -262,6 +262,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
+def gpu_cell(gpu: str, used: int | None) -> str:
+    """``0 idle``, ``1 5.1 GiB``, or the GPU alone where nobody knows."""
+    return gpu if used is None else f"{gpu} idle" if not used else f"{gpu} {used / (1 << 30):.1f} GiB"
+
+
 WIDE = 96  # columns from which the table has room for log names
 
 
@@ -289,7 +294,9 @@ def footer(summary: Summary) -> list[str]:
 def end_table(summary: Summary, plan: Plan, width: int = 120) -> Table:
     """For each task its steps, restarts, exit, staleness and log; in ``width`` columns."""
     stale = any(t.staleness is not None for t in summary.tasks)
-    columns = ["task", "host", "state", "steps", "restarts", "exit", *(["staleness"] if stale else [])]
+    gpus = any(t.gpus for t in summary.tasks)
+    columns = ["task", "host", "state", "steps", "restarts", "exit"]
+    columns += [*(["staleness"] if stale else []), *(["GPU"] if gpus else [])]
     columns += ["log"] if width >= WIDE else []
     table = Table(box=box.SIMPLE_HEAD)
     for column in columns:
@@ -299,6 +306,8 @@ def end_table(summary: Summary, plan: Plan, width: int = 120) -> Table:
         cells = [t.task, t.host, t.phase, f"{t.steps:,}" if t.steps else "", str(t.restarts), t.exit]
         if stale:
             cells.append("" if t.staleness is None else f"{t.staleness:.1f} ({t.staleness_max})")
+        if gpus:
+            cells.append(", ".join(gpu_cell(gpu, used) for gpu, used in t.gpus.items()))
         table.add_row(
             *cells, *([Path(t.log).name] if width >= WIDE else []), style="red" if t.phase == "failed" else ""
         )
