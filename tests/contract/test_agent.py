@@ -32,6 +32,7 @@ from muster.events import (
 )
 from muster.launch import Output, agent, local
 from muster.launch.agent import last_traceback, port_holder, who_is
+from muster.launch.bundle import bundle
 from muster.launch.pipe import AgentLauncher, Connection, HostsUnreached
 
 TALK = """
@@ -94,6 +95,22 @@ def gone(pid: int, within: float = 5.0) -> bool:
 
 
 # --- what a task is given
+
+
+def test_the_code_that_comes_down_the_pipe_is_importable_and_leaves_no_file(make, monkeypatch, tmp_path):
+    """P7: though the agent is killed; also in a program that a task starts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    here = make(code=bundle())
+    here.until(lambda: here.of(HostUp))
+    agent_pid = here.of(HostUp)[0].facts["pid"]
+    inner = "import muster.ps.scratch; print(muster.ps.scratch.__file__, flush=True)"
+    outer = f"import muster.events, subprocess, sys; subprocess.run([sys.executable, '-Sc', {inner!r}]); {SLEEP}"
+    argv = (sys.executable, "-Sc", outer)
+    here.launcher.start(msgspec.structs.replace(here.tasks["worker/0"], argv=argv, port=0, env={}), 1)
+    here.until(here.lines)
+    assert here.lines()[0].startswith(f"/proc/{agent_pid}/fd/") and list(tmp_path.iterdir()) == []
+    os.kill(agent_pid, signal.SIGKILL)
+    assert here.exit_of("worker/0").code == -signal.SIGHUP and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

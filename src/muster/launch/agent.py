@@ -243,6 +243,8 @@ class Agent:
             return  # it ended while the order was under way
         elif verb == "release":
             self._tell(task, {"kind": "Go"})
+        elif verb == "conclude":
+            self._tell(task, {"kind": "Over", "step": order["step"]})
         elif verb == "stop":
             self._stop(task, order["grace"])
         elif verb == "input" and task.inp >= 0:
@@ -450,10 +452,10 @@ class Agent:
             with contextlib.suppress(KeyError, ValueError):
                 self.selector.unregister(task.out)
             return False
-        task.tail = (task.tail + got)[-TAIL:]
-        self._send(b"O", task.id.encode() + b"\0" + str(task.attempt).encode() + b"\0" + got)
         if task.gpus and not task.no_cuda:
             task.no_cuda = _line_with(NO_CUDA, task.tail[-200:] + got)
+        task.tail = (task.tail + got)[-TAIL:]
+        self._send(b"O", task.id.encode() + b"\0" + str(task.attempt).encode() + b"\0" + got)
         return True
 
     def _read_reports(self, task: Task) -> None:
@@ -516,8 +518,6 @@ class Agent:
             task.taken = True
             self.say("PortTaken", task, port=task.port, pid=holder[0], holder=holder[1])
 
-    # --- leaving nothing behind
-
     # --- the GPUs
 
     def _look_at_gpus(self, now: float) -> None:
@@ -557,6 +557,8 @@ class Agent:
             task.used = told
             if news:
                 self.say("GpuUse", task, no_cuda=task.no_cuda, **told)
+
+    # --- leaving nothing behind
 
     def _give_up(self, task: Task) -> None:
         """KILL did not end it: it waits inside the kernel (state D: a dead disk or network folder). We do not."""
@@ -614,8 +616,6 @@ class Agent:
             self._write()
             time.sleep(0.005)
 
-
-# --- reading /proc
 
 class Look:
     """A process that asks the driver who uses the GPUs. Its input is a file, which takes all of it at once."""
@@ -682,6 +682,8 @@ def _line_with(signs: tuple[bytes, ...], text: bytes) -> str:
             return line.decode("utf-8", "replace").strip()[-300:]
     return ""
 
+
+# --- reading /proc
 
 
 def _stat(pid: int) -> tuple[str, int, int]:
