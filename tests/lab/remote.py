@@ -10,62 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from muster.events import Event, Exited, Spawned
-from muster.journal import RunFolder, read
+from standins import LIMIT, Launched, slack
 
 from .lab import SEED, Lab
 
-LIMIT = 60.0
 PS0, PS1, WORKER0, WORKER1, WORKER2 = SEED
-PRELUDE = """\
-import json, os, signal, socket, sys, time
-import muster
-me, attempt = os.environ["MUSTER_TASK"], int(os.environ["MUSTER_ATTEMPT"])
-role, index = me.split("/")
-told = json.loads(os.environ["MUSTER_CLUSTER"])["cluster"]
-host, _, port = told[role][int(index)].rpartition(":")
-def say(*words): print(*words, flush=True)
-def listen(): return socket.create_server((host, int(port)))
-def serve():
-    global server
-    server = listen()
-    while True: time.sleep(600)
-"""
-SERVE = PRELUDE + 'if role == "ps": serve()\nserver = listen()\n'
-STEPS = """
-muster.ready()
-for step in range(1, 11):
-    muster.report(step=step, loss=1 / step)
-    time.sleep(0.02)
-"""
-FOREVER = """
-muster.ready()
-step = 0
-while not os.path.exists("enough"):
-    step += 1
-    muster.report(step=step)
-    time.sleep(0.05)
-"""
-
-Found = TypeVar("Found")
-
-
-def until(found: Callable[[], Found], limit: float = LIMIT, what: str = "") -> Found:
-    """What ``found`` returns once that is true."""
-    end = time.monotonic() + limit
-    while not (got := found()):
-        assert time.monotonic() < end, f"not within {limit:.0f} s: {what or found}"
-        time.sleep(0.05)
-    return got
-
-
-def slack(seconds: float) -> float:
-    """``seconds`` on an idle machine; longer while others want its processors."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def toml(table: Mapping[str, Any]) -> str:
@@ -78,11 +31,11 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-class Launch:
+class Launch(Launched):
     """One ``muster run`` on ``ctl``. ``process`` is muster itself."""
 
     def __init__(self, site: "Site", number: int, argv: Sequence[str]) -> None:
-        self.site = site
+        self.site, self.runs = site, site.runs
         self.out, self.err = (site.lab.folder / f"launch-{number}.{name}" for name in ("out", "err"))
         self.began = time.monotonic()
         with self.out.open("wb") as out, self.err.open("wb") as err:
@@ -94,64 +47,9 @@ class Launch:
                 stderr=err,
             )
 
-    def run(self) -> RunFolder:
-        """The folder of the run, once it has begun."""
-
-        def begun() -> list[Path]:
-            journals = [p for p in self.site.runs.glob("*/journal.jsonl") if p.stat().st_size]
-            mine = [p for p in journals if next(read(p)).pid == self.process.pid]  # type: ignore[attr-defined]
-            return sorted(mine, key=lambda p: p.stat().st_mtime_ns)
-
-        until(lambda: begun() or self.process.poll() is not None, what=f"the run begins\n{self.text()}")
-        assert begun(), self.text()
-        return RunFolder(begun()[-1].parent)
-
-    def events(self, kind: type[Event] = Event, **like: Any) -> list[Any]:
-        found = [e for e in read(self.run().journal) if isinstance(e, kind)]
-        return [e for e in found if all(getattr(e, name) == value for name, value in like.items())]
-
-    def saw(self, kind: type[Event], limit: float = LIMIT, **like: Any) -> Any:
-        """The first such event, as soon as it has come."""
-        what = f"{kind.__name__} {like}"
-        with contextlib.suppress(AssertionError):
-            until(lambda: self.events(kind, **like) or self.process.poll() is not None, limit, what)
-        assert self.events(kind, **like), f"no {what}\n{self.text()}"
-        return self.events(kind, **like)[0]
-
-    def log(self, task: str) -> str:
-        path = self.run().logs / f"{task.replace('/', '-')}.log"
-        return path.read_text(errors="surrogateescape") if path.exists() else ""
-
-    def said(self, task: str, words: str) -> str:
-        """The log of a task, as soon as ``words`` are in it."""
-        until(lambda: words in self.log(task), what=f"{task} says {words!r}\n{self.text()}")
-        return self.log(task)
-
-    def pid(self, task: str, attempt: int = 1) -> int:
-        return int(self.saw(Spawned, task=task, attempt=attempt).pid)
-
-    def codes(self) -> dict[str, list[int]]:
-        """The exits of each task, in order."""
-        found: dict[str, list[int]] = {}
-        for event in self.events(Exited):
-            found.setdefault(event.task, []).append(event.code)
-        return found
-
-    def attempts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for event in self.events(Spawned):
-            found[event.task] = max(found.get(event.task, 0), event.attempt)
-        return found
-
-    def signal(self, sig: int) -> None:
-        self.process.send_signal(sig)
-
     def wait(self, limit: float = LIMIT) -> int:
         """The exit code. Fails unless nothing is left on any machine that can be reached."""
-        try:
-            code = self.process.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {limit:.0f} s:\n{self.text()}") from None
+        code = self.ended(limit)
         self.seconds = time.monotonic() - self.began
         self.site.clean(slack(2.0))
         return code
@@ -159,14 +57,6 @@ class Launch:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-
-    def text(self) -> str:
-        return self.out.read_text(errors="replace") + self.err.read_text(errors="replace")
-
-    def result(self) -> dict[str, Any]:
-        """What ``--json`` printed."""
-        made: dict[str, Any] = json.loads(self.out.read_text().splitlines()[-1])
-        return made
 
 
 class Site:

@@ -7,13 +7,14 @@ import signal
 import time
 
 import pytest
+from standins import FOREVER, SERVE, STEPS, slack, until
 
 from muster.events import HostLost, StopAsked
 from muster.journal import RunFolder, born, read
 from muster.launch.pipe import LOST
 
 from .lab import SEED
-from .remote import FOREVER, PS0, SERVE, STEPS, WORKER0, WORKER1, Site, slack, until
+from .remote import PS0, WORKER0, WORKER1, Site
 
 
 class Detached:

@@ -11,23 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from standins import FOREVER, ORPHANS, PRELUDE, SERVE, slack, until
 
 from muster.events import Exited, HostLost, Released, Spawned, Started, Step, StopAsked, Warned
 
 from .lab import SEED
-from .remote import FOREVER, PRELUDE, PS0, PS1, SERVE, WORKER1, WORKER2, Launch, Site, slack, until
+from .remote import PS0, PS1, WORKER1, WORKER2, Launch, Site
 
 TASKS = dict(zip(("ps/0", "ps/1", "worker/0", "worker/1", "worker/2"), SEED, strict=True))
-ORPHANS = """
-if role == "worker":
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork(): os._exit(0)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("orphan", os.getpid())
-        while True: time.sleep(600)
-    os.wait()
-"""
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 

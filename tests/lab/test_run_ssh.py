@@ -7,34 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from standins import FOREVER, PRELUDE, SERVE, STEPS, WORDS, slack
 
 from muster.events import HostUp, Spawned
 
 from .lab import SEED
-from .remote import FOREVER, PRELUDE, PS0, SERVE, STEPS, WORKER0, WORKER1, WORKER2, Launch, Site, slack
+from .remote import PS0, WORKER0, WORKER1, WORKER2, Launch, Site
 
 SHOW = SERVE + "print(json.dumps([os.fsencode(a).hex() for a in sys.argv])); print(__file__)\nmuster.ready()\n"
 ENVIRON = SERVE + "say(json.dumps(dict(os.environ)))\nmuster.ready()\n"
-ARGS = [
-    "",
-    " ",
-    "'",
-    '"',
-    "$HOME",
-    "\\",
-    "\\n",
-    "a\nb",
-    "*",
-    "~",
-    "--workers",
-    "9",
-    "--",
-    "-h",
-    "é",
-    "训练",
-    "`id`",
-    ";",
-]
 
 
 def test_a_run_on_five_machines_over_one_connection_each(site: Site):
@@ -73,11 +54,11 @@ def test_a_machine_needs_python_3_10_and_nothing_of_ours(site: Site):
 
 def test_arguments_are_byte_equal_at_the_worker(site: Site):
     """B4: whatever a shell here or there would make of them."""
-    launch = site.run(SHOW, args=ARGS)
+    launch = site.run(SHOW, args=WORDS)
     assert launch.wait() == 0, launch.text()
     for task in ("worker/0", "worker/2"):
         got = [bytes.fromhex(arg) for arg in json.loads(launch.log(task).splitlines()[0])]
-        assert got[1:] == [os.fsencode(arg) for arg in ARGS]
+        assert got[1:] == [os.fsencode(arg) for arg in WORDS]
 
 
 @pytest.mark.parametrize("name", ['it\'s a "q" 训练.py', "./-dash $(touch x).py"])

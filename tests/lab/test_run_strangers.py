@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from standins import slack, until
 
 from muster.events import Exited, HostLost, Joined, Said, Step
 from muster.launch.authority import Authority
 
 from .lab import SEED
-from .remote import PS0, PS1, WORKER0, WORKER1, WORKER2, Launch, Site, slack, until
+from .remote import PS0, PS1, WORKER0, WORKER1, WORKER2, Launch, Site
 
 LOOP = """\
 import os, sys, time

@@ -8,7 +8,8 @@ import sys
 import time
 
 import pytest
-from launching import FOREVER, PRELUDE, SERVE, STEPS, alive, letter, slack, until
+from launching import alive, letter
+from standins import FOREVER, ORPHANS, PRELUDE, SERVE, STEPS, slack, until
 
 from muster.events import Exited, Frozen, Ready, RunStarted, Spawned, Step, Stopping
 from muster.journal import Journal
@@ -66,7 +67,7 @@ def test_a_signal_ends_the_run_cleanly(muster, sig, code, cause):
     assert launch.wait() == code
     assert cause in launch.text()
     for task in ("worker/0", "worker/1"):
-        assert b"saved" in launch.log(task)
+        assert b"saved" in launch.written(task)
     exits = {e.task: e.at for e in launch.events(Exited)}
     assert launch.events(Stopping, task="ps/0")[0].at >= max(exits["worker/0"], exits["worker/1"])
     assert muster.ask("stop")[1].endswith("nothing of it was alive\n")
@@ -117,17 +118,6 @@ def test_ctrl_c_while_tasks_start_leaves_nothing(muster):
 
 
 # --- kill -9 of the launcher
-
-ORPHANS = """
-if role == "worker":
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork(): os._exit(0)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("orphan", os.getpid())
-        while True: time.sleep(600)
-    os.wait()
-"""
 
 
 def test_when_the_launcher_is_killed_nobody_is_alive_two_seconds_later(muster):
@@ -187,7 +177,7 @@ def test_stop_ends_the_run_and_the_second_time_finds_nothing(muster):
     launch.saw(Step, task="worker/0"), launch.saw(Step, task="worker/1")
     assert muster.ask("stop") == (0, f"run {launch.run().id} has ended\n")
     assert launch.wait() == 130 and "stopped by muster stop" in launch.text()
-    assert b"saved" in launch.log("worker/0")
+    assert b"saved" in launch.written("worker/0")
     assert muster.ask("stop")[1].endswith("nothing of it was alive\n")
 
 
@@ -227,7 +217,7 @@ def test_a_worker_that_never_ends_is_ended_and_the_run_succeeds(muster):
     code = SERVE + STEPS + "if index == '1': say('done'); time.sleep(600)"
     launch = muster.run(code, "--settle", "0.5")
     assert launch.wait() == 0
-    assert "succeeded (1 task had to be ended)" in launch.text() and b"done" in launch.log("worker/1")
+    assert "succeeded (1 task had to be ended)" in launch.text() and b"done" in launch.written("worker/1")
 
 
 def test_the_ps_go_while_the_chief_exports(muster):
@@ -253,7 +243,7 @@ def test_a_late_starter_still_does_its_work(muster):
     launch.saw(Exited, task="worker/0", code=0)
     assert not launch.events(Ready, task="worker/1")
     (launch.folder / "go").touch()
-    assert launch.wait() == 0 and b"through" in launch.log("worker/1")
+    assert launch.wait() == 0 and b"through" in launch.written("worker/1")
 
 
 def test_a_frozen_task_is_in_the_journal_and_does_not_keep_the_run_from_ending(muster):

@@ -9,7 +9,8 @@ import sys
 import time
 
 import pytest
-from launching import FOREVER, PRELUDE, SERVE, STEPS, Launch, slack, until
+from launching import Launch
+from standins import FOREVER, PRELUDE, SERVE, STEPS, slack, until
 
 from muster.events import Exited, Listening, PortTaken, RunEnded, Started, Step, Waiting
 
@@ -59,7 +60,7 @@ def test_a_crash_is_named_by_its_signal_or_its_code(muster, act, said):
     told = launch.result()
     assert told["cause"].startswith("worker/1 on here ended ") and f"({said})" in told["cause"]
     assert {t["task"]: t["exit"] for t in told["tasks"]}["worker/1"] == said
-    assert b"last words" in launch.log("worker/1")
+    assert b"last words" in launch.written("worker/1")
     if said.startswith("exit"):
         assert ("out of luck" if "luck" in act else "last words") in told["because"]
 

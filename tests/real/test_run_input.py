@@ -6,40 +6,20 @@ import subprocess
 import sys
 
 import pytest
-from launching import PRELUDE, SERVE, STEPS
+from standins import PRELUDE, SERVE, STEPS, WORDS
 
 from muster.events import Exited, Step
 
 SHOW = SERVE + "print(json.dumps([os.fsencode(a).hex() for a in sys.argv])); print(__file__)\n"
 ONE = ("--workers", "1")
-ARGS = [
-    "",
-    " ",
-    "'",
-    '"',
-    "$HOME",
-    "\\",
-    "\\n",
-    "a\nb",
-    "*",
-    "~",
-    "--workers",
-    "9",
-    "--",
-    "-h",
-    "é",
-    "训练",
-    "`id`",
-    ";",
-]
 
 
 def test_arguments_are_byte_equal_at_the_worker(muster):
     """B4: whatever a shell would make of them."""
-    launch = muster.run(SHOW, *ONE, args=tuple(ARGS))
+    launch = muster.run(SHOW, *ONE, args=tuple(WORDS))
     assert launch.wait() == 0
-    got = [bytes.fromhex(arg) for arg in json.loads(launch.log("worker/0").splitlines()[0])]
-    assert got[1:] == [os.fsencode(arg) for arg in ARGS]
+    got = [bytes.fromhex(arg) for arg in json.loads(launch.written("worker/0").splitlines()[0])]
+    assert got[1:] == [os.fsencode(arg) for arg in WORDS]
 
 
 @pytest.mark.parametrize("name", ["a b.py", "it's.py", 'q"uote.py', "ünï 训练.py", "-dash.py", "$(touch x).py"])
@@ -47,7 +27,7 @@ def test_a_script_of_any_name_runs_and_knows_it(muster, name):
     """B3."""
     launch = muster.run(SHOW, *ONE, name=name)
     assert launch.wait() == 0
-    argv, file = launch.log("worker/0").splitlines()
+    argv, file = launch.written("worker/0").splitlines()
     path = bytes.fromhex(json.loads(argv)[0])
     assert os.path.samefile(path, muster.folder / name) and os.path.samefile(file, path)
     assert not (muster.folder / "x").exists() and not (launch.folder / "x").exists()
@@ -59,7 +39,7 @@ def test_a_script_that_is_no_python_runs_as_it_is(muster):
     path.write_text('#!/bin/sh\n[ "$MUSTER_TASK" = ps/0 ] && exec sleep 600\nprintf "<%s>" "$@"\n')
     path.chmod(0o755)
     launch = muster.run(path.read_text(), *ONE, args=("a b", "", "$HOME"), name="train.sh")
-    assert launch.wait() == 0 and launch.log("worker/0") == b"<a b><><$HOME>"
+    assert launch.wait() == 0 and launch.written("worker/0") == b"<a b><><$HOME>"
 
 
 def test_what_the_shell_had_set_does_not_reach_the_tasks(muster):
@@ -67,7 +47,7 @@ def test_what_the_shell_had_set_does_not_reach_the_tasks(muster):
     muster.env |= {"TF_CONFIG": "{'half': ", "MUSTER_TASK": "ps/7", "MUSTER_RUN": "outer", "MINE": "kept"}
     launch = muster.run(SERVE + "say(json.dumps(dict(os.environ)))\n", *ONE)
     assert launch.wait() == 0
-    told = json.loads(launch.log("worker/0"))
+    told = json.loads(launch.written("worker/0"))
     assert (told["MUSTER_TASK"], told["MUSTER_RUN"], told["MINE"]) == ("worker/0", launch.run().id, "kept")
     assert json.loads(told["TF_CONFIG"])["task"] == {"type": "worker", "index": 0}
     assert told["CUDA_VISIBLE_DEVICES"] == "" and "MUSTER_FD" not in told  # GP-01; the pipe is the bootstrap's
@@ -82,7 +62,7 @@ def test_a_proxy_is_kept_from_the_cluster_and_said(muster):
     assert "http_proxy is set on here" in launch.text()
     for task in ("ps/0", "worker/0"):
         assert {"corp.example.com", "localhost", "127.0.0.1", "::1"} <= set(
-            launch.log(task).decode().strip().split(",")
+            launch.written(task).decode().strip().split(",")
         )
 
 
@@ -99,9 +79,9 @@ def test_a_flood_of_output_is_capped_and_disturbs_nobody(muster):
     logs = {path.name: path.stat().st_size for path in launch.run().logs.iterdir()}
     assert set(logs) >= {"ps-0.log", "worker-0.log", "worker-1.log.1"} or logs["worker-1.log"] < 2 << 20
     assert sum(size for name, size in logs.items() if name.startswith("worker-1")) < 3 << 20
-    kept = launch.log("worker/1") or (launch.run().logs / "worker-1.log.1").read_bytes()
+    kept = launch.written("worker/1") or (launch.run().logs / "worker-1.log.1").read_bytes()
     assert kept.endswith(b"the end of the flood\nworker/1 through\n")
-    assert launch.log("worker/0") == b"worker/0 through\n"
+    assert launch.written("worker/0") == b"worker/0 through\n"
     assert launch.events(Step, task="worker/0")[-1].step == 10 and launch.codes()["worker/0"] == [0]
     shown = launch.text().splitlines()
     assert any("lines not shown; the log has them" in line for line in shown) or len(shown) > 20000
@@ -120,7 +100,7 @@ def test_long_lines_of_many_tasks_stay_apart(muster):
     assert launch.wait() == 0
     for task, letter in {"ps/0": b"p", "worker/0": b"a", "worker/3": b"d"}.items():
         bars = b"".join(b"\r%d%% " % n + letter * 4000 for n in range(50))
-        assert launch.log(task) == bars + b"\n" + letter * 200_000
+        assert launch.written(task) == bars + b"\n" + letter * 200_000
     shown = [line.partition(" | ") for line in launch.text().splitlines() if line.startswith("worker/")]
     long = [(who.strip(), text) for who, _, text in shown if text.endswith("(200,000 bytes; the log has all)")]
     assert sorted(who for who, _ in long) == [f"worker/{n}" for n in range(4)]
@@ -153,7 +133,7 @@ def test_a_tf_config_of_the_shell_does_not_reach_the_tasks_of_our_own_engine(mus
     muster.env |= {"TF_CONFIG": "{'half': "}
     launch = muster.run("import json, os; print(json.dumps(dict(os.environ)))\n", *ONE, "--engine", "muster")
     launch.wait()
-    assert "TF_CONFIG" not in json.loads(launch.log("worker/0").splitlines()[0])
+    assert "TF_CONFIG" not in json.loads(launch.written("worker/0").splitlines()[0])
 
 
 MWMS = ("--kind", "mwms", "--ps", "0", "--workers", "2", "--retries", "0")
