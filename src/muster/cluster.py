@@ -51,6 +51,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         bool | str | list[str] | None,
         Meta(description="a separate chief/0, not counted in workers: true, or its host:port; else worker/0 is it"),
     ] = None
+    evaluator: Annotated[
+        bool | str | list[str],
+        Meta(description="a task beside the training that evaluates its checkpoints (tensorflow engine)"),
+    ] = False
     gpus_per_worker: Annotated[Count | None, Meta(description="GPUs of each worker; by default shared out evenly")] = (
         None
     )
@@ -86,6 +90,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     settle: Annotated[
         float, Meta(ge=0, description="seconds the others get to end by themselves after the run is done")
     ] = 10.0
+    last_evaluation: Annotated[
+        float, Meta(ge=0, description="seconds the evaluator gets for the last checkpoint once training has ended")
+    ] = 60.0
     barrier: Annotated[
         float, Meta(ge=0, description="seconds that a ready worker waits for the others at the start")
     ] = 60.0
@@ -279,6 +286,7 @@ def _plain(said: str) -> str:
 
 OLD = {"master": "chief", "worker": "workers"}
 JOBS = ("ps", "workers", "chief")
+ROLES = (("chief", "chief"), ("ps", "ps"), ("worker", "workers"), ("evaluator", "evaluator"))  # role, setting of [run]
 
 
 def _old_names(run: dict[str, Any], source: Source, warnings: list[str]) -> dict[str, Any]:
@@ -308,7 +316,7 @@ def _known(raw: dict[str, Any], kind: Any, where: str, source: Source, without: 
     told = []
     for name in strangers:
         near = (
-            nearest(name.removesuffix("_hosts"), list(JOBS))
+            nearest(name.removesuffix("_hosts"), [*JOBS, "evaluator"])
             if where == "run" and "_hosts" in name
             else nearest(name, known)
         )
@@ -397,6 +405,7 @@ def overruled(run: Run, given: dict[str, Any]) -> tuple[dict[str, Any], list[str
         ("kind", None, run.kind is not None and engine == "muster", "the muster engine"),
         ("tf1", False, run.tf1 and engine == "muster", "the muster engine"),
         ("role_flags", False, run.role_flags and engine == "muster", "the muster engine"),
+        ("evaluator", False, bool(run.evaluator) and engine == "muster", "the muster engine"),
         ("kind", kind, run.kind not in (None, kind) and bool(given.get("tf1")), "tf1"),
         ("tf1", False, run.tf1 and kind in ("pss", "mwms"), f"kind {kind}"),
         ("ps", None, run.ps not in (None, 0, []) and kind == "mwms", "kind mwms, which has no ps"),
@@ -435,6 +444,7 @@ def check_run(given: Run, source: Source) -> list[str]:
             because=", ".join(run.chief),
             try_="a cluster has one chief; the others are workers",
         )
+    _check_evaluator(given, source)
     if run.workers in (0, []) and run.kind != "pss":
         raise Refused(
             "there is no worker",
@@ -451,13 +461,13 @@ def check_run(given: Run, source: Source) -> list[str]:
         )
     _check_kind(run, source)
     seen: dict[str, str] = {}
-    for job, seats in (("chief", chief_seats(run)), ("ps", run.ps), ("workers", run.workers)):
-        for n, seat in enumerate(seats if isinstance(seats, list) else []):
+    for role, job in ROLES:
+        for n, seat in enumerate(listed(getattr(run, job))):
             where = source.at(f"run.{job}[{n}]")
             address = parse_address(seat, where)
             if odd := odd_name(address.host):
                 warnings.append(f"{where}: {odd}")
-            task = f"{'worker' if job == 'workers' else job}/{n}"
+            task = f"{role}/{n}"
             if (other := seen.setdefault(address.key, task)) != task:
                 raise Refused(
                     f"{other} and {task} have the same address {seat}",
@@ -465,7 +475,7 @@ def check_run(given: Run, source: Source) -> list[str]:
                     because="TensorFlow takes it and both then fight for one port",
                     try_="a port for each task",
                 )
-    counted = [job for job in JOBS if isinstance(getattr(run, job), list | str)]
+    counted = [job for job in (*JOBS, "evaluator") if listed(getattr(run, job))]
     plain = [job for job in JOBS if isinstance(getattr(run, job), int) and getattr(run, job)]
     if counted and plain:
         raise Refused(
@@ -475,6 +485,29 @@ def check_run(given: Run, source: Source) -> list[str]:
             try_="seats for all, or counts for all",
         )
     return warnings
+
+
+def _check_evaluator(given: Run, source: Source) -> None:
+    """An engine that nobody has named yet may still be named by a flag: the plan refuses that one."""
+    if given.evaluator and given.engine == "muster":
+        raise no_evaluator(source.at("run.evaluator"))
+    if len(seats := listed(given.evaluator)) > 1:
+        raise Refused(
+            f"there are {len(seats)} evaluators",
+            at=source.at("run.evaluator"),
+            because=", ".join(seats),
+            try_="TensorFlow knows one: keep one seat, or evaluator = true",
+        )
+
+
+def no_evaluator(at: str) -> Refused:
+    """What is asked for stands beside TensorFlow's training, and Muster's own needs none."""
+    return Refused(
+        "evaluator goes with the tensorflow engine",
+        at=at,
+        because="over Muster's own parameter servers the chief validates, after each epoch, on the values of then",
+        try_="validation_data in muster.fit(...); or --kind v1 | pss | mwms for a TensorFlow script with checkpoints",
+    )
 
 
 def _check_kind(run: Run, source: Source) -> None:
@@ -519,10 +552,9 @@ def _check_kind(run: Run, source: Source) -> None:
         )
 
 
-def chief_seats(run: Run) -> list[str]:
-    if isinstance(run.chief, str):
-        return [run.chief]
-    return run.chief if isinstance(run.chief, list) else []
+def listed(given: object) -> list[str]:
+    """The seats that a setting names: one, or a list of them; none where it is a number, or true."""
+    return [given] if isinstance(given, str) else given if isinstance(given, list) else []
 
 
 def port_range(text: str, where: str) -> range:
@@ -536,6 +568,5 @@ def port_range(text: str, where: str) -> range:
 
 
 def seats(run: Run, job: str) -> list[Address]:
-    """The exact seats of ps, workers or chief; empty where a count is given."""
-    listed = chief_seats(run) if job == "chief" else getattr(run, job)
-    return [parse_address(seat, job) for seat in listed] if isinstance(listed, list) else []
+    """The exact seats of ps, workers, chief or evaluator; empty where a count is given."""
+    return [parse_address(seat, job) for seat in listed(getattr(run, job))]

@@ -105,6 +105,13 @@ class Released(TaskEvent):
 
 
 @dataclass(frozen=True)
+class Concluded(TaskEvent):
+    """The evaluator is told that training ended, at global step ``step``: the newest checkpoint is the last one."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class Stopping(TaskEvent):
     """We asked it to go. Its exit, whatever the code, is our doing, unless it is to ``blame`` (it stalled)."""
 
@@ -233,6 +240,13 @@ class Finished(TaskEvent):
 
 
 @dataclass(frozen=True)
+class Evaluating(TaskEvent):
+    """The evaluator works on ``checkpoint``; with none, it waits for the next one."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True)
 class Account(TaskEvent):
     """What this worker's share came to, over Muster's parameter servers. ``staleness``: mean updates by others."""
 
@@ -250,7 +264,9 @@ class Data(TaskEvent):
     planned: int
 
 
-REPORTS: tuple[type[TaskEvent], ...] = (Ready, Total, Step, Metrics, Said, Mismatch, Joined, Finished, Account, Data)
+REPORTS: tuple[type[TaskEvent], ...] = (
+    Ready, Total, Step, Metrics, Said, Mismatch, Joined, Finished, Evaluating, Account, Data
+)  # fmt: skip
 
 
 def parse(line: str | bytes) -> Event:
@@ -287,6 +303,14 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Conclude:
+    """Tell the evaluator that training ended at global step ``step``."""
+
+    task: str
+    step: int
+
+
+@dataclass(frozen=True)
 class Stop:
     task: str
     why: str
@@ -299,4 +323,4 @@ class Finish:
     ok: bool
 
 
-Action = Start | Release | Stop | Finish
+Action = Start | Release | Conclude | Stop | Finish

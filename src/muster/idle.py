@@ -1,7 +1,8 @@
 """A GPU that was given to a task and is not used, with the likeliest reason. Pure: state, time and plan in, rows out.
 
 TensorFlow says in one line among many that it goes on without a GPU, and then trains, twenty times slower. A task is
-not blamed for a GPU that it has not come to yet: only once it makes steps, or has had three times ``gpu_idle``.
+not blamed for a GPU that it has not come to yet: only once it makes steps, or has had three times ``gpu_idle``; an
+evaluator only once it has done a checkpoint.
 """
 
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ def idle(state: State, now: float, plan: Plan) -> list[Idle]:
     """Every task with a GPU of its own that the last look found idle; for one that has ended, it lasted to the end."""
     found = []
     for name, t in state.tasks.items():
+        if plan.tasks[name].role == "evaluator" and (t.checkpoint or not t.evaluations):
+            continue
         gpus = tuple(gpu for gpu, used in t.gpus.used.items() if not used) if t.gpus else ()
         lasted = (now if t.phase in ALIVE else t.since) - t.started
         if t.gpus and gpus and (t.step >= 0 or lasted >= 3 * plan.run.gpu_idle):

@@ -4,7 +4,9 @@ A plan is a value: ``muster plan`` prints it, the run folder keeps it, the super
 after it, so what it shows is what happens.
 
 Where the file gives exact seats, they are taken as they are. Where it gives counts, tasks are placed: ps first on hosts
-without GPUs, since a ps computes little and moves every byte; workers where most GPUs are still free; both spread.
+without GPUs, since a ps computes little and moves every byte; workers where most GPUs are still free; both spread. The
+evaluator comes last and takes what is left. It stands beside the training: it is in no other task's cluster, and nobody
+dials it (port 0).
 """
 
 import json
@@ -16,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from muster.addresses import Address, is_loopback, key
-from muster.cluster import Cluster, Host, Run, port_range, seats, settled
+from muster.cluster import ROLES, Cluster, Host, Run, no_evaluator, port_range, seats, settled
 from muster.errors import Refused
 
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")  # gRPC reads the lower-case names, for localhost too
@@ -58,7 +60,7 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        return str(Address(self.address, self.port))
+        return str(Address(self.address, self.port)) if self.port else self.address
 
     @property
     def log(self) -> str:
@@ -104,11 +106,15 @@ def make_plan(
     """Places the tasks of ``script`` on ``cluster``. Raises Refused where they do not fit."""
     facts = facts or {}
     run = settled(cluster.run)
+    if run.evaluator and run.engine == "muster":
+        raise no_evaluator(f"{cluster.source or 'this machine'}: run.evaluator")
     notes: list[str] = [*cluster.warnings]
     hosts = list(cluster.hosts)
     exact = any(seats(run, job) for job in ("ps", "workers", "chief"))
     placed = list(_exact(run, hosts, cluster, facts) if exact else _placed(run, hosts or [HERE], cluster, facts))
     placed = _deal_gpus(placed, run, facts, cluster, notes)
+    if run.evaluator:
+        placed = _beside(placed, run, hosts or [HERE], cluster, facts)
     if exact:
         hosts = list({seat.host.name: seat.host for seat in placed}.values())
     chief = "chief/0" if any(seat.role == "chief" for seat in placed) else "worker/0"
@@ -117,7 +123,7 @@ def make_plan(
         for role in ("chief", "ps", "worker")
         if any(s.role == role for s in placed)
     }
-    _no_loopback_between_hosts(placed, cluster)
+    _no_loopback_between_hosts([seat for seat in placed if seat.port], cluster)
     notes += _say(placed, run, chief, facts)
     tasks = {}
     many = len({seat.host.address for seat in placed}) > 1
@@ -143,7 +149,7 @@ def _count(run: Run, role: str) -> int:
 
 def _exact(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, Facts]) -> Iterator[Seat]:
     by_address = {key(host.address): host for host in hosts} | {key(host.name): host for host in hosts}
-    for role, job in (("chief", "chief"), ("ps", "ps"), ("worker", "workers")):
+    for role, job in ROLES:
         for index, address in enumerate(seats(run, job)):
             host = by_address.get(key(address.host))
             if host is None:
@@ -274,6 +280,45 @@ def _deal_gpus(
     return [msgspec.structs.replace(seat, gpus=dealt.get(n, ())) for n, seat in enumerate(placed)]
 
 
+def _beside(
+    placed: list[Seat], run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, Facts]
+) -> list[Seat]:
+    """``placed`` and the evaluator: where the file says, else where a GPU is left over, else where fewest tasks are."""
+    named = [seat.host for seat in placed if seat.role == "evaluator"]
+    others = [seat for seat in placed if seat.role != "evaluator"]
+    used = Counter(seat.host.name for seat in others)
+    known = {seat.host.name: seat.host for seat in others} if not cluster.hosts else {h.name: h for h in hosts}
+    roomy = named or [h for h in known.values() if h.slots is None or used[h.name] < h.slots]
+    if not roomy:
+        raise Refused(
+            "no host has room for the evaluator",
+            at=f"{cluster.source or 'this machine'}: run.evaluator",
+            because=", ".join(f"{h.name} has {h.slots}" for h in hosts[:6]) + (" ..." if len(hosts) > 6 else ""),
+            try_="one more slot, one more host, or a worker less",
+        )
+    left = {h.name: _left_over(h, others, run, cluster, facts) for h in roomy}
+    host = min(roomy, key=lambda h: (not left[h.name], used[h.name]))
+    gpus = left[host.name]
+    why = "the file says so" if named else "fewest tasks here" if len(roomy) > 1 else "one host"
+    if gpus:
+        why = "a GPU that no worker has" if not named else f"{why}; a GPU that no worker has"
+    elif any(seat.gpus for seat in others):
+        why += "; the workers have the GPUs, so it evaluates on the CPU"
+    return [*others, Seat("evaluator", 0, host, 0, gpus, why)]
+
+
+def _left_over(
+    host: Host, others: list[Seat], run: Run, cluster: Cluster, facts: Mapping[str, Facts]
+) -> tuple[int, ...]:
+    """GPUs for an evaluator on ``host``: as many as a worker has at most, and none that one has."""
+    near = [s for s in others if cluster.launcher == "local" or key(s.host.address) == key(host.address)]
+    taken = {gpu for seat in near for gpu in seat.gpus}
+    there = facts.get(host.name, Facts()).gpus
+    free = [g for g in _gpus_of(host, facts) or () if g not in taken and (there is None or g in there)]
+    each = run.gpus_per_worker if run.gpus_per_worker is not None else max([1, *(len(s.gpus) for s in others)])
+    return tuple(free[:each])
+
+
 def _computes(seat: Seat, run: Run) -> bool:
     return seat.role == "worker" or (seat.role == "chief" and run.kind != "pss")
 
@@ -284,9 +329,11 @@ def _threads(seat: Seat, placed: list[Seat], run: Run, known: Facts) -> int:
     Left alone, each of N workers starts a thread for every core, and they spend their time changing places.
     """
     beside = sum(_computes(other, run) for other in placed if other.host.name == seat.host.name)
-    if not known.cores or known.threads or beside < 2 or not _computes(seat, run):
+    if seat.role == "evaluator" and beside:
+        beside += 1  # it works now and then, so the workers do not keep cores free for it; it leaves them theirs
+    elif not _computes(seat, run):
         return 0
-    return max(1, known.cores // beside)
+    return max(1, known.cores // beside) if known.cores and not known.threads and beside > 1 else 0
 
 
 def _no_loopback_between_hosts(placed: list[Seat], cluster: Cluster) -> None:
@@ -313,13 +360,14 @@ def _say(placed: list[Seat], run: Run, chief: str, facts: Mapping[str, Facts]) -
         yield f"mode = {run.mode} is for Muster's own engine: how a TensorFlow script updates is written in the script"
     if run.mode == "sync" and run.spare:
         yield f"sync with spare = {run.spare}: up to {run.spare} gradient(s) a round come late and are dropped"
-    gpus = sum(len(seat.gpus) for seat in placed)
+    gpus = sum(len(seat.gpus) for seat in placed if seat.role != "evaluator")
     if gpus > 1 and run.kind != "mwms":
         yield (
             f"{gpus} GPUs: for a dense model all-reduce (--kind mwms) moves less than parameter servers do; "
             "these are for large embeddings, async training, and machines that come and go"
         )
     names = dict.fromkeys(seat.host.name for seat in placed)
+    yield from _say_evaluator(placed, run, chief)
     for seat in {seat.host.name: seat for seat in placed if _computes(seat, run)}.values():
         known = facts.get(seat.host.name, Facts())
         if threads := _threads(seat, placed, run, known):
@@ -333,6 +381,15 @@ def _say(placed: list[Seat], run: Run, chief: str, facts: Mapping[str, Facts]) -
                 f"{', '.join(known.proxies)} is set on {name}, and gRPC would send cluster traffic there: "
                 "the cluster's addresses are added to no_proxy"
             )
+
+
+def _say_evaluator(placed: list[Seat], run: Run, chief: str) -> Iterator[str]:
+    host = {f"{seat.role}/{seat.index}": seat.host.name for seat in placed}
+    if host.get("evaluator/0", host[chief]) != host[chief] and not run.checkpoints:
+        yield (
+            f"evaluator/0 on {host['evaluator/0']} reads what {chief} on {host[chief]} saves: the folder must be one "
+            'that both see (with checkpoints = "...", muster check looks at it)'
+        )
 
 
 def _task(
@@ -357,6 +414,7 @@ def _task(
         "spare": run.spare,
         "max_staleness": run.max_staleness,
         "checkpoints": run.checkpoints,
+        "evaluator": bool(run.evaluator),
     }
     env = {
         "MUSTER_TASK": me,
@@ -387,7 +445,7 @@ def _task(
         argv=_argv(seat, run, script, interpreter),
         env=env,
         why=seat.why,
-        listens=run.engine == "tensorflow" or (seat.role == "ps" and many),
+        listens=bool(seat.port) and (run.engine == "tensorflow" or (seat.role == "ps" and many)),
     )
 
 

@@ -9,13 +9,17 @@ either sends everyone back to the checkpoint. All-reduce has no bystanders at al
 
 A run ends for one of the reasons that ``verdict`` gives, in this order: somebody asked for it; it is done; it is lost.
 Ending is the same for all: workers first, ps last, since a worker may still be saving what a ps holds.
+
+The evaluator stands beside all this. Nobody needs it to train, so it neither goes back with the others nor ends a run
+by failing: out of restarts, it is given up, and training goes on. When training has ended well it is told so, and gets
+a limited time for the last checkpoint.
 """
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from muster.cluster import Run
-from muster.events import Action, Exited, Finish, Mismatch, PortTaken, Release, Start, Stop
+from muster.events import Action, Conclude, Exited, Finish, Mismatch, PortTaken, Release, Start, Stop
 from muster.plan import Plan, Task
 from muster.state import ALIVE, IDLE, Phase, State, TaskState
 
@@ -24,11 +28,14 @@ SPREADS = {
     ("v1", "worker"): ALONE,
     ("v1", "ps"): EVERYONE,
     ("v1", "chief"): EVERYONE,
+    ("v1", "evaluator"): ALONE,
     ("pss", "worker"): ALONE,
     ("pss", "ps"): EVERYONE,
     ("pss", "chief"): EVERYONE,
+    ("pss", "evaluator"): ALONE,
     ("mwms", "worker"): EVERYONE,
     ("mwms", "chief"): EVERYONE,
+    ("mwms", "evaluator"): ALONE,
     ("muster", "worker"): ALONE,
     ("muster", "chief"): ALONE,
     ("muster", "ps"): EVERYONE,
@@ -66,23 +73,33 @@ def decide(state: State, now: float, plan: Plan) -> Iterator[Action]:
     causes = [task.id for task in failed if spread(task, plan) is EVERYONE and not (over and task.role == "ps")]
     if causes:
         yield from _together(state, now, plan, causes[0])
+        yield from _starts(state, now, plan, [task.id for task in plan.of("evaluator")])
         return
     yield from _stalled(state, now, plan)
     if over:
         yield from (Stop(t.id, "training is finished", plan.run.grace) for t in plan.of("ps") if _may_go(t, state))
-    for name in among(state, IDLE):
-        if now >= ready_at(state.tasks[name], plan.run) and not (over and plan.tasks[name].role == "ps"):
-            yield Start(name, state.tasks[name].attempt + 1)
+    idle = among(state, IDLE)
+    yield from _starts(state, now, plan, [name for name in idle if not (over and plan.tasks[name].role == "ps")])
     yield from _open_barrier(state, now, plan)
+
+
+def _starts(state: State, now: float, plan: Plan, names: Iterable[str]) -> Iterator[Action]:
+    for name in names:
+        t = state.tasks[name]
+        if t.phase in IDLE and now >= ready_at(t, plan.run) and given_up(t, plan.run) is None:
+            yield Start(name, t.attempt + 1)
 
 
 def _together(state: State, now: float, plan: Plan, cause: str) -> Iterator[Action]:
     """Everyone out, then everyone in: those that had ended well too, since the others need them."""
-    for name in among(state, ALIVE - {Phase.STOPPING}):
-        yield Stop(name, f"{cause} failed: {_all_again(plan)}", plan.run.grace)
-    latest = max(ready_at(state.tasks[name], plan.run) for name in among(state, IDLE))
-    if not among(state, ALIVE) and now >= latest:
-        yield from (Start(name, state.tasks[name].attempt + 1) for name in plan.tasks)
+    together = [task.id for task in plan.of("ps", "chief", "worker")]
+    alive = [name for name in together if state.tasks[name].phase in ALIVE]
+    for name in alive:
+        if state.tasks[name].phase is not Phase.STOPPING:
+            yield Stop(name, f"{cause} failed: {_all_again(plan)}", plan.run.grace)
+    latest = max(ready_at(state.tasks[name], plan.run) for name in together)
+    if not alive and now >= latest:
+        yield from (Start(name, state.tasks[name].attempt + 1) for name in together)
 
 
 def _all_again(plan: Plan) -> str:
@@ -103,7 +120,7 @@ def wake(state: State, now: float, plan: Plan) -> float:
     if run.stall:
         moments += [max(t.stepped, t.started) + run.stall for t in state.tasks.values() if t.phase in ALIVE]
     if (ended := done_at(state, plan)) is not None:
-        moments.append(ended + run.settle)
+        moments += [ended + run.settle, *last_words(state, plan)]
     return min((at for at in moments if at > now), default=float("inf"))
 
 
@@ -121,15 +138,27 @@ def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
         return Verdict.PORT
     for name in state.members[Phase.FAILED]:
         task = state.tasks[name]
-        if task.code == BAD_REQUEST and not task.steps:
-            return Verdict.REFUSED
-        if task.echoes >= SAME and task.failures[-1] - task.failures[-2] <= plan.run.window:
-            return Verdict.SAME
-        if recent(task, now, plan.run) > plan.run.retries:
-            return Verdict.SPENT
+        if plan.tasks[name].role == "evaluator":
+            continue  # training needs it not
+        if (why := _no_more(task, now, plan.run)) is not None:
+            return why
         if task.stuck >= NO_PROGRESS and state.high > 0:
             return Verdict.NO_PROGRESS
     return None
+
+
+def _no_more(task: TaskState, now: float, run: Run) -> Verdict | None:
+    """Why a task that has failed should not be started again, if it should not."""
+    if task.code == BAD_REQUEST and not task.steps and not task.evaluations:
+        return Verdict.REFUSED
+    if task.echoes >= SAME and task.failures[-1] - task.failures[-2] <= run.window:
+        return Verdict.SAME
+    return Verdict.SPENT if recent(task, now, run) > run.retries else None
+
+
+def given_up(task: TaskState, run: Run) -> Verdict | None:
+    """Why an evaluator that failed is left as it is, however long ago: an hour later it would fail the same way."""
+    return _no_more(task, task.since, run) if task.phase is Phase.FAILED else None
 
 
 def never_joined(state: State, plan: Plan) -> str:
@@ -151,6 +180,18 @@ def done_at(state: State, plan: Plan) -> float | None:
     return min(ended, default=None)
 
 
+def ended_at(state: State, plan: Plan) -> float | None:
+    """Since when the last checkpoint is there: the run is done, and the chief, who saves, is gone too."""
+    done, chief = done_at(state, plan), state.tasks[plan.chief]
+    return None if done is None or chief.phase in ALIVE else max(done, chief.since)
+
+
+def last_words(state: State, plan: Plan) -> list[float]:
+    """Until when the evaluator may work on the last checkpoint; nothing while training goes on, or without one."""
+    ended = ended_at(state, plan) if plan.run.evaluator else None
+    return [] if ended is None else [ended + plan.run.last_evaluation]
+
+
 def training_over(state: State, plan: Plan) -> bool:
     """Whether the ps may go though the run goes on: all that compute have said that they are finished, or have ended.
 
@@ -162,16 +203,19 @@ def training_over(state: State, plan: Plan) -> bool:
 
 def _end(state: State, now: float, plan: Plan, why: Verdict) -> Iterator[Action]:
     alive = [plan.tasks[name] for name in among(state, ALIVE)]
-    if not alive:
+    to_come = why is Verdict.DONE and evaluation_to_come(state, now, plan)
+    if not alive and not to_come:
         yield Finish(why is Verdict.DONE)
         return
     said = "the run is done" if why is Verdict.DONE else why.value
     grace = plan.run.grace
     late = why is not Verdict.DONE or now >= (done_at(state, plan) or 0.0) + plan.run.settle
-    computing = [task for task in alive if task.role != "ps"]
+    computing = [task for task in alive if task.role not in ("ps", "evaluator")]
     if state.stop is not None and state.stop.now:
         yield from (Stop(task.id, said, 0.0) for task in alive)
-    elif computing:
+        return
+    yield from _last_evaluation(state, now, plan) if to_come else _end_evaluator(alive, state, plan, why)
+    if computing:
         # A ps serves until the last worker is gone; the others get the time to end by themselves.
         serving = plan.run.kind == "pss"
         yield from (
@@ -182,7 +226,32 @@ def _end(state: State, now: float, plan: Plan, why: Verdict) -> Iterator[Action]
         if any(t.finished for t in state.tasks.values()):
             yield from (Stop(t.id, "training is finished", grace) for t in alive if _may_go(t, state))
     else:
-        yield from (Stop(task.id, said, grace) for task in alive if state.tasks[task.id].phase is not Phase.STOPPING)
+        yield from (Stop(task.id, said, grace) for task in alive if _may_go(task, state))
+
+
+def evaluation_to_come(state: State, now: float, plan: Plan) -> bool:
+    """Whether a run that is done waits for its evaluator."""
+    rest = [state.tasks[task.id] for task in plan.of("evaluator")] if plan.run.evaluator else []
+    rest = [t for t in rest if t.phase not in (Phase.DONE, Phase.STOPPED) and given_up(t, plan.run) is None]
+    return bool(rest) and all(now < until for until in last_words(state, plan))
+
+
+def _last_evaluation(state: State, now: float, plan: Plan) -> Iterator[Action]:
+    names = [task.id for task in plan.of("evaluator")]
+    yield from _starts(state, now, plan, names)
+    if ended_at(state, plan) is not None:
+        told = [name for name in names if state.tasks[name].concluded is not None]
+        running = [name for name in names if state.tasks[name].phase is Phase.RUNNING]
+        yield from (Conclude(name, state.high) for name in running if name not in told)
+
+
+def _end_evaluator(alive: Iterable[Task], state: State, plan: Plan, why: Verdict) -> Iterator[Action]:
+    said = why.value
+    if why is Verdict.DONE:
+        said = f"training ended {plan.run.last_evaluation:g} s ago, and it has not ended by itself"
+    for task in alive:
+        if task.role == "evaluator" and state.tasks[task.id].phase is not Phase.STOPPING:
+            yield Stop(task.id, said, plan.run.grace)
 
 
 def _may_go(task: Task, state: State) -> bool:
@@ -202,9 +271,9 @@ def _open_barrier(state: State, now: float, plan: Plan) -> Iterator[Action]:
     """Lets ready workers go once nobody else is still to come, or after the time limit.
 
     On the first start everybody is waited for: else the first worker up does all the steps. One that comes back finds
-    the others at work, which is to say released or gone, and goes at once.
+    the others at work, which is to say released or gone, and goes at once. The evaluator is neither held nor counted.
     """
-    ready = [name for name in state.members[Phase.READY] if plan.tasks[name].role != "ps"]
+    ready = [name for name in state.members[Phase.READY] if plan.tasks[name].role not in ("ps", "evaluator")]
     if not ready:
         return
     started = any(state.tasks[t.id].released for t in plan.workers)

@@ -8,7 +8,7 @@ from typing import Any
 from muster.addresses import is_loopback
 from muster.errors import Refused, nearest
 
-SPEC_JOBS = {"ps": "ps", "worker": "workers", "chief": "chief", "master": "master"}
+SPEC_JOBS = {"ps": "ps", "worker": "workers", "chief": "chief", "master": "master", "evaluator": "evaluator"}
 
 
 @dataclass
@@ -47,7 +47,7 @@ def from_tf_config(text: str, where: str = "TF_CONFIG") -> Found:
                 f"there is no job {job!r}",
                 at=f"{where}: cluster.{job}",
                 because="TensorFlow accepts any name and then never finds its tasks",
-                try_=(f"did you mean {near!r}? " if near else "") + "one of: ps, worker, chief",
+                try_=(f"did you mean {near!r}? " if near else "") + "one of: ps, worker, chief, evaluator",
             )
         run[SPEC_JOBS[job]] = _seats(job, seats, where)
     found = Found({"run": run})
@@ -59,6 +59,8 @@ def from_tf_config(text: str, where: str = "TF_CONFIG") -> Found:
         )
     if whole:
         found.task = _task(told, cluster, where, found.notes)
+        if found.task and found.task[0] == "evaluator":  # as TensorFlow has it, the cluster itself does not list it
+            run.setdefault("evaluator", True)
     return found
 
 
@@ -98,6 +100,7 @@ def _task(told: dict[str, Any], cluster: dict[str, Any], where: str, notes: list
             try_='"task": {"type": "worker", "index": 0}',
         )
     kind, index = task["type"], task["index"]
+    cluster = {**cluster, "evaluator": cluster.get("evaluator", ["beside the cluster"])}
     if not isinstance(kind, str) or kind not in cluster:
         near = nearest(str(kind), list(cluster))
         raise Refused(

@@ -14,7 +14,9 @@ from enum import Enum
 
 from muster.events import (
     Account,
+    Concluded,
     Data,
+    Evaluating,
     Event,
     Exited,
     Finished,
@@ -69,6 +71,7 @@ NEXT: dict[tuple[Phase, type[Event]], Phase] = {
     (Phase.STARTING, Exited): Phase.FAILED,  # an exit with code 0 makes DONE of FAILED, in apply()
     (Phase.RUNNING, Ready): Phase.READY,
     (Phase.RUNNING, Released): Phase.RUNNING,
+    (Phase.RUNNING, Concluded): Phase.RUNNING,
     (Phase.RUNNING, Stopping): Phase.STOPPING,
     (Phase.RUNNING, Exited): Phase.FAILED,
     (Phase.READY, Released): Phase.RUNNING,
@@ -80,9 +83,12 @@ NEXT: dict[tuple[Phase, type[Event]], Phase] = {
     (Phase.STOPPING, Exited): Phase.STOPPED,  # our doing, whatever the code
 }
 FACTS = frozenset(
-    {Listening, PortTaken, Frozen, Thawed, GpuUse}
-    | {Total, Step, Metrics, Said, Mismatch, Joined, Finished, Account, Data}
-)
+    {
+        Listening, PortTaken, Frozen, Thawed, GpuUse, Total, Step, Metrics, Said, Mismatch, Joined, Finished,
+        Evaluating, Account, Data,
+    }
+)  # fmt: skip
+BESIDE = "evaluator/"  # tasks beside the training: their failures are their own, their steps none of the run's
 
 
 class Surprise(Exception):
@@ -117,6 +123,10 @@ class TaskState:
     blamed: str = ""  # why it was asked to go, where that was its own fault
     account: Account | None = None
     gpus: GpuUse | None = None  # the newest look, in this attempt
+    checkpoint: str | None = None  # an evaluator: what it works on, "" while it waits for the next one, None: not said
+    evaluations: int = 0  # checkpoints that it has begun, over all attempts
+    evaluated: str = ""  # the newest of them
+    concluded: int | None = None  # the global step at which training ended, once it was told that
     stuck: int = 0  # failures in a row during which the global step of the run did not grow
     stuck_at: int = -1  # the highest global step of the run at the last of them
 
@@ -208,6 +218,8 @@ class State:
             task.pid = event.pid
         elif isinstance(event, Released):
             task.released = True
+        elif isinstance(event, Concluded):
+            task.concluded = event.step
         elif isinstance(event, Stopping):
             task.forced, task.blamed = True, event.why if event.blame else ""
         elif isinstance(event, Exited):
@@ -232,11 +244,13 @@ class State:
         task.host_lost = event.lost
         task.stuck = task.stuck + 1 if task.stuck_at == self.high else 1
         task.stuck_at = self.high
-        if self.cause is None:
+        if self.cause is None and not event.task.startswith(BESIDE):
             self.cause, self.cause_from = event, task.started
         return Phase.FAILED
 
     def _fact(self, event: TaskEvent, task: TaskState) -> None:
+        if isinstance(event, Step | Mismatch | Total) and event.task.startswith(BESIDE):
+            return  # it speaks of the checkpoint in its hands
         if isinstance(event, Step):
             self._step(event, task)
         elif isinstance(event, Total):
@@ -259,6 +273,10 @@ class State:
             task.joined = True
         elif isinstance(event, Account):
             task.account = event
+        elif isinstance(event, Evaluating):
+            task.checkpoint = event.checkpoint
+            task.evaluations += bool(event.checkpoint)
+            task.evaluated = event.checkpoint or task.evaluated
         elif isinstance(event, Data):
             self.data = event
         elif isinstance(event, Finished):
@@ -291,6 +309,7 @@ def _begin(task: TaskState, event: Started) -> None:
     task.listening = task.released = task.frozen = task.forced = task.joined = task.finished = False
     task.blamed = ""
     task.taken, task.loss, task.gpus = None, None, None
+    task.checkpoint = task.concluded = None
 
 
 def blank(tasks: Iterable[str]) -> State:

@@ -1,6 +1,7 @@
 """How a run went, as one value: the end table, ``--json`` and ``muster status`` all show it. Pure."""
 
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from muster.events import Exited, Mismatch, PortTaken
 from muster.idle import idle
 from muster.plan import Plan
-from muster.policy import BAD_REQUEST, Verdict, never_joined, verdict
+from muster.policy import BAD_REQUEST, Verdict, given_up, never_joined, verdict
 from muster.state import ALIVE, Phase, State, TaskState
 
 EXIT_CODES = {"ctrl-c": 130, "sigterm": 143, "stop": 130, "lease": 1}
@@ -29,6 +30,8 @@ class TaskSummary(msgspec.Struct, frozen=True):
     staleness: float | None = None  # updates by others between a worker's pull and its push: mean, and largest
     staleness_max: int | None = None
     dropped: int = 0
+    evaluations: int = 0  # checkpoints that an evaluator has begun, and the newest of them
+    evaluated: str = ""
     gpus: dict[str, int | None] = {}  # bytes held on each GPU that it was given; None: nobody knows (yet)
 
 
@@ -102,6 +105,8 @@ def _task(name: str, t: TaskState, plan: Plan, folder: str) -> TaskSummary:
         staleness=round(account.staleness, 2) if account else None,
         staleness_max=account.staleness_max if account else None,
         dropped=account.dropped if account else 0,
+        evaluations=t.evaluations,
+        evaluated=t.evaluated,
         gpus={str(gpu): t.gpus.used.get(str(gpu)) if t.gpus else None for gpu in task.gpus},
     )
 
@@ -112,6 +117,8 @@ def phase_word(t: TaskState, role: str) -> str:
         return "frozen"
     if role == "ps" and (t.phase is Phase.READY or (t.phase is Phase.RUNNING and t.listening)):
         return "serving"
+    if role == "evaluator" and t.phase is Phase.RUNNING and t.checkpoint is not None:
+        return "evaluating" if t.checkpoint else "waits for a checkpoint"
     return t.phase.value
 
 
@@ -241,7 +248,23 @@ def _warnings(state: State, plan: Plan, now: float) -> list[str]:
         f"the global step went backwards, {s.was} -> {s.now} ({s.task}, at {s.at:.0f} s): what it had learned is lost"
         for s in state.setbacks[:5]
     ]
+    told += [text for _, text in evaluator_warnings(state, plan)]
     return told + [row.text() for row in idle(state, now, plan)]
+
+
+def evaluator_warnings(state: State, plan: Plan) -> Iterator[tuple[str, str]]:
+    """(task, sentence) for what has gone wrong beside a training that goes on, or went well, all the same."""
+    for task in plan.of("evaluator"):
+        t, over = state.tasks[task.id], state.ended is not None and state.ended.ok
+        if (why := given_up(t, plan.run)) is not None:
+            said = t.error or said_code(t.code or 0)
+            yield task.id, f"{task.id} is given up, and training goes on without it: {why.value} ({said}; {task.log})"
+        elif over and t.forced:
+            last = f"; the last that it began: {t.evaluated}" if t.evaluated else ""
+            limit = f"{plan.run.last_evaluation:g} s after training (last_evaluation)"
+            yield task.id, f"{task.id} was ended {limit}, since it had not ended by itself{last}"
+        elif over and t.phase is Phase.DONE and t.checkpoint is not None and not t.evaluations:
+            yield task.id, f"{task.id} found no checkpoint to evaluate: does it look where {plan.chief} saves?"
 
 
 def _exit_code(ok: bool, state: State, why: Verdict | None) -> int:

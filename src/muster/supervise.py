@@ -9,6 +9,8 @@ from typing import Protocol
 
 from muster.events import (
     Action,
+    Conclude,
+    Concluded,
     Event,
     Exited,
     Finish,
@@ -27,6 +29,7 @@ from muster.launch import Launcher, Output
 from muster.plan import Facts, Plan
 from muster.policy import EVERYONE, decide, spread, wake
 from muster.state import ALIVE, Phase, State, blank
+from muster.summary import evaluator_warnings
 from muster.waits import Wait, waits
 
 PULSE = 0.25
@@ -101,6 +104,8 @@ def _intents(action: Action, state: State, now: float) -> Iterator[Event]:
             yield Started(now, task, attempt)
         case Release(task):
             yield Released(now, task, state.tasks[task].attempt)
+        case Conclude(task, step):
+            yield Concluded(now, task, state.tasks[task].attempt, step)
         case Stop(task, why, _, blame):
             if state.tasks[task].phase is not Phase.STOPPING:
                 yield Stopping(now, task, state.tasks[task].attempt, why, blame)
@@ -112,6 +117,8 @@ def _act(action: Action, plan: Plan, launcher: Launcher) -> None:
             launcher.start(plan.tasks[task], attempt)
         case Release(task):
             launcher.release(plan.tasks[task])
+        case Conclude(task, step):
+            launcher.conclude(plan.tasks[task], step)
         case Stop(task, _, grace, _):
             launcher.stop(plan.tasks[task], grace)
 
@@ -144,6 +151,8 @@ class Notices:
                 f"the global step went backwards, {setback.was} -> {setback.now}: the model was made anew or restored"
             )
             yield setback, f"{said}, and what was learned in between is lost", setback.task
+        for name, text in evaluator_warnings(state, self.plan):
+            yield (name, text), text, name
         if logs and logs.trouble:
             yield "logs", logs.trouble, ""
         cause = state.cause

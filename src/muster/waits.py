@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from muster.events import Waiting
 from muster.plan import PROXIES, Facts, Plan, Task
-from muster.policy import ready_at
+from muster.policy import ended_at, given_up, ready_at
 from muster.state import ALIVE, Phase, State, TaskState
 
 PATIENCE = 5.0  # seconds of silence before we speak
@@ -46,8 +46,8 @@ def waits(state: State, now: float, plan: Plan, facts: dict[str, Facts] | None =
         mine = state.tasks[task.id]
         if mine.phase not in ALIVE or mine.phase is Phase.STOPPING or mine.step >= 0:
             continue
-        if not _up(mine):
-            continue  # it is not waiting for others: it has not come up itself
+        if not _up(mine) or task.role == "evaluator":
+            continue  # it is not waiting for others: it has not come up itself, or needs none of them
         for whom, since, why in _missing(task, state, now, plan, facts or {}):
             rows.setdefault((whom.id, why), []).append((task.id, max(since, mine.started)))
     found = []
@@ -55,7 +55,8 @@ def waits(state: State, now: float, plan: Plan, facts: dict[str, Facts] | None =
         since = min(at for _, at in who)
         if now - since >= PATIENCE:
             found.append(_wait(tuple(name for name, _ in who), plan.tasks[whom_id], since, why))
-    return _merged(found + _absent(state, now, plan, {wait.whom[0] for wait in found}))
+    late = [*_absent(state, now, plan, {wait.whom[0] for wait in found}), *_last_evaluation(state, now, plan)]
+    return _merged(found + late)
 
 
 def _wait(who: tuple[str, ...], task: Task, since: float, why: str) -> Wait:
@@ -79,9 +80,37 @@ def _absent(state: State, now: float, plan: Plan, told: set[str]) -> list[Wait]:
     for task in plan.tasks.values():
         mine = state.tasks[task.id]
         coming = mine.phase in (Phase.STARTING, Phase.RUNNING) and not (_up(mine) or mine.step >= 0)
+        if task.role == "evaluator":
+            continue  # nobody needs it, and it has no port to show that it is up
         if coming and task.id not in told and now - mine.started >= PATIENCE and not any(t.step >= 0 for t in others):
             rows.append(_wait(("the run",), task, mine.started, _why_down(task, state, now, plan)))
     return rows
+
+
+def _last_evaluation(state: State, now: float, plan: Plan) -> Iterator[Wait]:
+    """Training has ended, and the run goes on for its evaluator alone."""
+    ended = ended_at(state, plan) if plan.run.evaluator else None
+    if ended is None or now - ended < PATIENCE or state.ended is not None:
+        return
+    for task in plan.of("evaluator"):
+        t = state.tasks[task.id]
+        if t.phase in ALIVE or (t.phase is Phase.FAILED and given_up(t, plan.run) is None):
+            told = what_it_evaluates(t, ready_at(t, plan.run) - now)
+            limit = f"it gets {plan.run.last_evaluation:g} s (last_evaluation)"
+            yield _wait(("the run",), task, ended, f"training has ended; {told}; {limit}")
+
+
+def what_it_evaluates(t: TaskState, again: float = 0.0) -> str:
+    """What an evaluator is about, as a part of a sentence. ``again``: seconds until a failed one is started again."""
+    if t.phase is Phase.FAILED:
+        return f"it ended ({t.error or _code(t.code)}) and is started again in {max(0.0, again):.0f} s"
+    if t.phase is Phase.STOPPING:
+        return "it is being ended"
+    if t.checkpoint is None:
+        return "it has not said yet what it evaluates"
+    if t.checkpoint:
+        return f"it evaluates {t.checkpoint.rpartition('/')[2]}"
+    return "it waits for the next checkpoint" if t.evaluations else "it waits for the first checkpoint"
 
 
 def _missing(

@@ -236,6 +236,7 @@ def test_a_task_learns_who_it_is_and_who_the_others_are():
         "spare": 0,
         "max_staleness": None,
         "checkpoints": "/x",
+        "evaluator": False,
     }
     assert plan.tasks["worker/0"].env["MUSTER_TASK"] == "worker/0"
     assert plan.tasks["worker/0"].env["PYTHONUNBUFFERED"] == "1"

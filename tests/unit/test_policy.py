@@ -67,7 +67,7 @@ def test_every_role_of_every_kind_has_a_row():
     for kind, run in KINDS.items():
         for chief in (False, True):
             if not (kind == "pss" and not chief):
-                plan = make(chief=chief, **{"workers": 2, **run})
+                plan = make(chief=chief, evaluator=kind != "muster", **{"workers": 2, **run})
                 for task in plan.tasks.values():
                     assert spread(task, plan) in (ALONE, EVERYONE)
     assert {kind for kind, _ in SPREADS} == set(KINDS)
@@ -80,18 +80,21 @@ def test_a_failure_spreads_as_the_table_says(kind, role):
         ("v1", "worker"): ALONE,
         ("v1", "ps"): EVERYONE,
         ("v1", "chief"): EVERYONE,
+        ("v1", "evaluator"): ALONE,
         ("pss", "worker"): ALONE,
         ("pss", "ps"): EVERYONE,
         ("pss", "chief"): EVERYONE,
+        ("pss", "evaluator"): ALONE,
         ("mwms", "worker"): EVERYONE,
         ("mwms", "chief"): EVERYONE,
+        ("mwms", "evaluator"): ALONE,
         ("muster", "worker"): ALONE,
         ("muster", "chief"): ALONE,
         ("muster", "ps"): EVERYONE,
     }
-    plan = make(chief=True, workers=2, **KINDS[kind])
+    plan = make(chief=True, workers=2, evaluator=kind != "muster", **KINDS[kind])
     name = f"{role}/0"
-    others = [other for other in plan.tasks if other != name]
+    others = [other for other in plan.tasks if other not in (name, "evaluator/0")]
     state = after(plan, started(plan), dies(name, 5.0))
     soon = act(state, 5.0, plan)
     if expected[kind, role] == ALONE:

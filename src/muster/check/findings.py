@@ -159,7 +159,7 @@ def needs(wanted: Sequence[Wanted], job: Job) -> list[Need]:
 
 def dials(src: Wanted, task: str, job: Job) -> bool:
     if job.engine == "tensorflow":
-        return bool(roles(src))
+        return bool(roles(src) - {"evaluator"})  # which reads checkpoints, and dials nobody
     return task.startswith("ps/") and bool(roles(src) - {"ps"})
 
 

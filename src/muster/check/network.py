@@ -278,7 +278,7 @@ def step(view: View, link: Link) -> float | None:
     if link.rtt_p50 is None or not link.mbit_forth or not link.mbit_back:
         return None
     size = view.job.parameters * 4.0
-    workers = sum(1 for w in view.wanted if roles(w) - {"ps"})
+    workers = sum(1 for w in view.wanted if roles(w) - {"ps", "evaluator"})
     if view.job.engine == "tensorflow" and view.job.kind == "mwms":
         share = size * 2 * (workers - 1) / max(1, workers)
         return 2 * (workers - 1) * link.rtt_p50 / 2000 + share * 8 / ((link.mbit or 1) * 1e6)

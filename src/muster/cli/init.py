@@ -24,6 +24,7 @@ workers = 3
 # gpus_per_worker = 1         # left out: shared out evenly
 # chief = true                # a separate chief/0; else worker/0 is the chief
 # kind = "v1"                 # v1 | pss | mwms: session scripts, ParameterServerStrategy, MultiWorkerMirroredStrategy
+# evaluator = true            # a task beside the training that evaluates its checkpoints (with a kind)
 # checkpoints = "/shared/lab" # a folder that every host sees
 # ports = "20000-20999"       # where ports are taken from
 # retries = 3                 # restarts of a task within `window` seconds

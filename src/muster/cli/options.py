@@ -16,8 +16,12 @@ HINTS = typing.get_type_hints(Run, include_extras=True)
 SHORT = {"kind", "engine", "mode", "ps", "workers"}
 
 
-def _is_flag(hint: Any) -> bool:
-    return typing.get_args(hint)[0] is bool
+DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Run)}
+
+
+def _is_flag(name: str) -> bool:
+    """Off unless it is turned on; what else it takes (the seat of the evaluator) stands in a file."""
+    return isinstance(DEFAULTS[name], bool)
 
 
 def run_options(command: Decorated) -> Decorated:
@@ -26,7 +30,7 @@ def run_options(command: Decorated) -> Decorated:
         hint = HINTS[name]
         said = next(m.description for m in hint.__metadata__ if m.description)
         flag = f"--{name.replace('_', '-')}"
-        if _is_flag(hint):
+        if _is_flag(name):
             command = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=said)(command)
         else:
             words = takes(hint).replace("one of: ", "").replace(", ", "|") if "one of" in takes(hint) else "VALUE"

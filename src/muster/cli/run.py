@@ -129,7 +129,7 @@ def _watchers(console: Console, said: str, only: str, lines: str) -> Watchers:
 
     def watchers(plan: Plan, folder: RunFolder) -> Sequence[Watcher]:
         screen = Screen(console, plan, only, lines)
-        counts = {role: len(plan.of(role)) for role in ("chief", "ps", "worker")}
+        counts = {role: len(plan.of(role)) for role in ("chief", "ps", "worker", "evaluator")}
         roles = ", ".join(f"{n} {role}{'s' if role == 'worker' and n > 1 else ''}" for role, n in counts.items() if n)
         screen.note(f"{said}; {roles}; run {folder.id}")
         for text in plan.notes:

@@ -15,7 +15,7 @@ class Output(NamedTuple):
 
 
 class Launcher(Protocol):
-    """``start``, ``release`` and ``stop`` return at once; what came of it is seen by ``wait``."""
+    """``start``, ``release``, ``conclude`` and ``stop`` return at once; what came of it is seen by ``wait``."""
 
     def now(self) -> float:
         """Seconds since the run began, on the clock that stamps all events."""
@@ -25,6 +25,10 @@ class Launcher(Protocol):
 
     def release(self, task: Task) -> None:
         """Opens the start barrier for a task that is ready."""
+        ...
+
+    def conclude(self, task: Task, step: int) -> None:
+        """Tells an evaluator that training has ended, at this global step: what it does then is its own affair."""
         ...
 
     def stop(self, task: Task, grace: float) -> None:

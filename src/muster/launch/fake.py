@@ -31,12 +31,23 @@ Script = Callable[[Task, int], Iterable[tuple[float, What]]]
 
 
 class FakeLauncher:
-    """``user`` is a list of (at, StopAsked...) that happen whatever the tasks do."""
+    """``user`` is a list of (at, StopAsked...) that happen whatever the tasks do.
 
-    def __init__(self, script: Script, stop_takes: float = 0.1, user: Iterable[StopAsked] = ()) -> None:
+    ``concludes``: what a task does once it is told that training has ended, as a script has it; by default it ends.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        stop_takes: float = 0.1,
+        user: Iterable[StopAsked] = (),
+        concludes: "Iterable[tuple[float, What]]" = ((0.5, 0),),
+    ) -> None:
         self.script, self.stop_takes, self.clock = script, stop_takes, 0.0
         self.alive: dict[str, int] = {}
         self.released: list[str] = []
+        self.concludes = list(concludes)
+        self.concluded: list[tuple[float, str, int]] = []
         self.starts: list[tuple[float, str, int]] = []
         self.stops: list[tuple[float, str, float]] = []
         self.closed = False
@@ -59,6 +70,11 @@ class FakeLauncher:
 
     def release(self, task: Task) -> None:
         self.released.append(task.id)
+
+    def conclude(self, task: Task, step: int) -> None:
+        self.concluded.append((self.clock, task.id, step))
+        for after, what in self.concludes if task.id in self.alive else ():
+            self._post(self.clock + after, task.id, self.alive[task.id], what)
 
     def stop(self, task: Task, grace: float) -> None:
         self.stops.append((self.clock, task.id, grace))

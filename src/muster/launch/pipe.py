@@ -185,12 +185,15 @@ class AgentLauncher:
         one_for_all: bool = False,
         remote: bool = False,
         gpu_idle: float = 0.0,
+        may_dial: Callable[[str, Sequence[str]], bool] = lambda host, under_way: True,
     ) -> None:
         """``hello``: what a task is told first, down its own pipe and nowhere else: keys.
 
         ``gpu_idle``: seconds between looks at who uses the GPUs that tasks were given, and before the first; 0: none.
 
         ``one_for_all``: the hosts are names of one machine, so the first pipe serves the tasks of all.
+
+        ``may_dial``: whether there is room for a login to a host beside those under way (``jumps.room``).
 
         ``remote``: connecting may take long and fail, so ``open()`` is called by whoever can tell of it.
         """
@@ -207,6 +210,7 @@ class AgentLauncher:
             self._selector.register(bell, selectors.EVENT_READ, bell)
         self._hello_to = hello
         self._hosts, self._connect = {host.name: host for host in hosts}, connect
+        self._may_dial = may_dial
         self._hello = {
             "verb": "hello",
             "run": run,
@@ -265,9 +269,11 @@ class AgentLauncher:
         """Dials hosts whose time has come, a few at one moment: an sshd, or a jump host, refuses a crowd."""
         under_way = self._under_way(due)
         waiting = [name for name in due if name not in under_way and due[name] <= self.now()]
-        for name in waiting[: max(0, room - len(under_way))]:
-            due[name] = DIALLED
-            self._dial(self._hosts[name])
+        for name in waiting:
+            if len(under_way) < room and self._may_dial(name, under_way):
+                due[name] = DIALLED
+                under_way.append(name)
+                self._dial(self._hosts[name])
 
     def _dial(self, host: Host) -> AgentPipe:
         pipe = AgentPipe(host.name, self._connect(host))
@@ -300,6 +306,9 @@ class AgentLauncher:
 
     def release(self, task: Task) -> None:
         self._send(task, verb="release")
+
+    def conclude(self, task: Task, step: int) -> None:
+        self._send(task, verb="conclude", step=step)
 
     def stop(self, task: Task, grace: float) -> None:
         self._send(task, verb="stop", grace=grace)

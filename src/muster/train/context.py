@@ -27,6 +27,7 @@ class Context:
     spare: int = 0
     max_staleness: int | None = None
     checkpoints: str = ""
+    evaluator: bool = False  # whether the run has one
 
     @property
     def alone(self) -> bool:
@@ -64,7 +65,7 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
     if "MUSTER_TASK" not in env or "MUSTER_CLUSTER" not in env:
         return Context()
     told: dict[str, Any] = json.loads(env["MUSTER_CLUSTER"])
-    known = ("chief", "engine", "kind", "mode", "spare", "max_staleness", "checkpoints")
+    known = ("chief", "engine", "kind", "mode", "spare", "max_staleness", "checkpoints", "evaluator")
     return Context(
         run=env.get("MUSTER_RUN", ""),
         task=env["MUSTER_TASK"],

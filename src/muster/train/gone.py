@@ -8,6 +8,7 @@ from muster.errors import MusterError
 from muster.train.imports import Refuse, first, where
 
 HOOKED_LOOP = "a tf.train.MonitoredTrainingSession with a loop of your own (examples/mnist_v1.py), or tf.keras"
+EVALUATOR = "a loop over tf.train.checkpoints_iterator in a task of its own (examples/v1_evaluator.py, --evaluator)"
 SLIM = "the package tf-slim (pip install tf-slim; import tf_slim as slim)"
 ADDONS = "nothing in TensorFlow; the retired package tensorflow-addons has it for versions up to 2.15"
 PROBABILITY = "the package tensorflow-probability, or tf.distributions"
@@ -87,12 +88,12 @@ INSTEAD: dict[str, str] = {
     "estimator.DNNRegressor": "tf.keras.Sequential",
     "estimator.Estimator": HOOKED_LOOP,
     "estimator.EstimatorSpec": HOOKED_LOOP,
-    "estimator.EvalSpec": HOOKED_LOOP,
+    "estimator.EvalSpec": EVALUATOR,
     "estimator.LinearClassifier": "tf.keras.Sequential with one Dense layer",
     "estimator.LinearRegressor": "tf.keras.Sequential with one Dense layer",
     "estimator.RunConfig": "TF_CONFIG, which Muster sets, and the arguments of tf.train.MonitoredTrainingSession",
     "estimator.TrainSpec": HOOKED_LOOP,
-    "estimator.train_and_evaluate": HOOKED_LOOP,
+    "estimator.train_and_evaluate": HOOKED_LOOP + "; and " + EVALUATOR,
     "estimator.inputs": "tf.data",
     "examples": "the data sets of tf.keras.datasets, or arrays of your own",
     "examples.tutorials.mnist": "tf.keras.datasets.mnist, or arrays of your own (examples/mnist_data.py)",

@@ -1,4 +1,4 @@
-"""The task's end of the pipe to its agent: reports go up as JSON lines, two notes come down (Hello, Go).
+"""The task's end of the pipe to its agent: reports go up as JSON lines, three notes come down (Hello, Go, Over).
 
 Three rules hold everywhere here.
 
@@ -24,6 +24,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+from muster.train.context import context
 
 EVERY = 0.25  # seconds between lines of one kind
 KEPT = 64 * 1024  # bytes that wait for an agent which does not read
@@ -154,12 +156,16 @@ class Channel:
         if self._pipe is not None and self._await("Go", limit) is None and self._pipe is not None:
             self.say(f"the start barrier did not open within {limit:.0f} s; went on without it")
 
+    def over(self, limit: float = 0.0) -> int | None:
+        """The global step at which training ended, as soon as the agent says so; None if not within ``limit``."""
+        told = self._await("Over", limit)
+        return None if told is None else int(told["step"])
+
     def _await(self, kind: str, limit: float) -> dict[str, Any] | None:
         end = self._clock() + limit
         with self._reading:
             while kind not in self._told and self._pipe is not None and os.getpid() == self._pid:
-                left = end - self._clock()
-                if left <= 0 or not self._read(self._pipe, left):
+                if not self._read(self._pipe, max(0.0, end - self._clock())):
                     break
             return self._told.get(kind)
 
@@ -241,8 +247,12 @@ def report(
 
 
 def ready() -> None:
-    """Wait at the start barrier until every worker can take its first step. Outside Muster it returns at once."""
-    channel().ready()
+    """Wait at the start barrier until every worker can take its first step. Outside Muster it returns at once.
+
+    An evaluator takes no steps, so it is not held.
+    """
+    if context().role != "evaluator":
+        channel().ready()
 
 
 def finished() -> None:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from muster.errors import MusterError, RunFailed
+from muster.train import evaluator
 from muster.train.context import Context
 from muster.train.imports import where, wrap
 from muster.train.report import channel
@@ -31,6 +32,9 @@ def install(me: Context, replace_addresses: bool) -> None:
     check_server(me)
     if replace_addresses:
         take_addresses(me)
+    if me.role == "evaluator":
+        evaluator.install(me)
+        return
     if me.kind == "v1":
         watch_sessions()
     if me.kind in ("pss", "mwms"):
@@ -45,6 +49,8 @@ def check_server(me: Context) -> None:
 
     def init(plain: Any, self: Any, server_or_cluster_def: Any, *args: Any, **kwargs: Any) -> None:
         claims = _claimed(lib, server_or_cluster_def, *args, **kwargs)
+        if claims is not None and me.role == "evaluator":
+            raise evaluator.not_in_cluster("a Server")
         if claims is not None and claims != me.task:
             channel().tell("Mismatch", claims=claims)
             raise mismatch(me.task, claims)
@@ -90,7 +96,7 @@ def take_addresses(me: Context) -> None:
     def init(plain: Any, self: Any, cluster: Any) -> None:
         plain(self, cluster)
         written = {job: {index: self.task_address(job, index) for index in self.task_indices(job)} for job in self.jobs}
-        planned = replaced(written, me.cluster, where())
+        planned = replaced(written, me.cluster, where(), me.evaluator)
         if planned is not None and planned != written:
             if me.is_chief:  # all tasks would say the same
                 channel().say(_difference(written, planned))
@@ -99,13 +105,19 @@ def take_addresses(me: Context) -> None:
     wrap(lib.ClusterSpec, "__init__", init)
 
 
-def replaced(written: dict[str, dict[int, str]], plan: Addresses, at: str = "") -> "dict[str, dict[int, str]] | None":
+def replaced(
+    written: dict[str, dict[int, str]], plan: Addresses, at: str = "", beside: bool = False
+) -> "dict[str, dict[int, str]] | None":
     """``written`` with the plan's addresses; None for a server that is in no cluster but its own.
+
+    ``beside``: the run has an evaluator, which some scripts list and no cluster has.
 
     Raises MusterError where the two have not the same tasks. A sparse job may name some of its tasks only.
     """
     if list(written) in (["localhost"], ["local"]):
         return None
+    if beside:
+        written = {job: tasks for job, tasks in written.items() if job != "evaluator"}
     sizes = {job: max(tasks, default=-1) + 1 for job, tasks in written.items()}
     planned = {job: len(addresses) for job, addresses in plan.items()}
     if sizes != planned:
@@ -115,6 +127,8 @@ def replaced(written: dict[str, dict[int, str]], plan: Addresses, at: str = "") 
             because=f"script: {_sizes(sizes)}; plan: {_sizes(planned)}",
             try_="the job master is called chief since TensorFlow 2: rename it in the script"
             if "master" in sizes
+            else "muster run --evaluator: the script has one"
+            if "evaluator" in sizes
             else "give the run as many as the script has (--ps, --workers, or [run] of the cluster file)",
         )
     return {job: {index: plan[job][index] for index in tasks} for job, tasks in written.items()}
@@ -129,7 +143,7 @@ def _difference(written: dict[str, dict[int, str]], planned: dict[str, dict[int,
         (f"{job}/{index}", address, planned[job][index])
         for job, tasks in written.items()
         for index, address in tasks.items()
-        if address != planned[job][index]
+        if job in planned and address != planned[job][index]
     ]
     return "ClusterSpec takes its addresses from the plan: " + ", ".join(f"{t} {a} -> {b}" for t, a, b in pairs)
 

@@ -106,7 +106,8 @@ def strip(error: BaseException, seen: set[int]) -> None:
 
 
 # What stands between the script and TensorFlow. Frames of ``muster.fit`` stay: the script called that itself.
-BETWEEN = {f"{OURS}/{name}.py" for name in ("start", "imports", "roles", "sessions", "steps", "tf1", "gone")}
+OWN = ("start", "imports", "roles", "sessions", "steps", "tf1", "gone", "evaluator")
+BETWEEN = {f"{OURS}/{name}.py" for name in OWN}
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:

@@ -17,12 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from muster.events import Event, Exited, HostLost, Said, Started, Stopping, Warned
+from muster.events import Concluded, Evaluating, Event, Exited, HostLost, Said, Started, Stopping, Warned
 from muster.launch import Output
 from muster.plan import Plan
-from muster.state import State
+from muster.state import Phase, State
 from muster.summary import Summary, said_code
-from muster.waits import Wait
+from muster.waits import Wait, what_it_evaluates
 from muster.watch.lines import Budget, Lines
 
 COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
@@ -107,6 +107,11 @@ class Screen:
                 self.note(f"warning: {text}", "bold yellow")
             case Said(_, task, _, text):
                 self.note(f"{task}: {text}", "dim")
+            case Evaluating(_, task, _, checkpoint) if checkpoint:
+                self.note(f"{task} evaluates {Path(checkpoint).name}", "dim")
+            case Concluded(_, task, _, step):
+                limit = f"{self._plan.run.last_evaluation:g} s for the last checkpoint"
+                self.note(f"training ended at step {step:,}; {task} has {limit}", "dim")
             case HostLost(_, host, why):
                 self.note(f"{host} is lost: {why}", "bold red")
 
@@ -187,6 +192,10 @@ class Screen:
             row = Table.grid(padding=(0, 2))
             row.add_row(bar, *(Text(figure) for figure in self._figures(state, now)))
             grid.add_row(row)
+        for task in self._plan.of("evaluator"):
+            t = state.tasks[task.id]
+            if t.phase is Phase.RUNNING and t.checkpoint is not None:
+                grid.add_row(Text(f"{task.id}: {what_it_evaluates(t)}", style="dim"))
         for wait in waiting[:4]:
             grid.add_row(Text(wait.text(now), style="yellow"))
         return grid
@@ -288,6 +297,10 @@ def footer(summary: Summary) -> list[str]:
         told.append(f"{summary.samples:,} samples trained on, {summary.samples_repeated:,} of them repeated")
     if dropped := sum(t.dropped for t in summary.tasks):
         told.append(f"{dropped:,} gradients came after their round was closed, and were dropped")
+    for t in summary.tasks:
+        if t.evaluations:
+            many = f"{t.evaluations:,} checkpoint{'s' * (t.evaluations > 1)} evaluated"
+            told.append(f"{t.task}: {many}, the last of them {Path(t.evaluated).name}")
     return told + ([f"logs: {summary.logs}/"] if summary.logs else [])
 
 
