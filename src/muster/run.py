@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from muster.journal import Journal, Logs, RunFolder, born, create, planning_lock
 from muster.launch import local
 from muster.launch.bundle import bundle
 from muster.launch.here import facts_here
+from muster.launch.jumps import room, ways
 from muster.launch.pipe import AgentLauncher, Doorbell, HostsUnreached
 from muster.launch.ssh import Ssh, verdict
 from muster.launch.sweep import sweep_run
@@ -329,8 +331,10 @@ def _launcher(request: Request, plan: Plan, folder: RunFolder, bells: Sequence[D
             foreground=request.only, doorbells=bells, one_for_all=True, gpu_idle=plan.run.gpu_idle,
         )  # fmt: skip
     used = {task.host for task in plan.tasks.values()}
+    hosts = [host for host in plan.hosts if host.name in used]
     return AgentLauncher(
-        [host for host in plan.hosts if host.name in used], Ssh(request.cluster, "python3"), run=folder.id,
+        hosts, Ssh(request.cluster, "python3"), run=folder.id,
+        may_dial=partial(room, ways(request.cluster, hosts)),
         code=bundle(), hello=hello, lease=DETACHED_LEASE if request.detached else LEASE, drop=OURS,
         foreground=request.only, doorbells=bells, remote=True, gpu_idle=plan.run.gpu_idle,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from test_launchers import SLEEP, Tried, alive
 from muster.cluster import Host
 from muster.events import Exited, HostLost, HostUp, Spawned, StopAsked, Warned
 from muster.launch import agent, local
+from muster.launch.jumps import AT_ONE_SSHD, room
 from muster.launch.pipe import LOST, SILENCE, AgentLauncher, Connection
 
 
@@ -96,6 +98,25 @@ sys.exit("kex_exchange_identification: Connection closed by remote host")
 """
 
 
+COUNTED = """
+import fcntl, os, sys, time
+folder = sys.argv[1]
+def count(change):
+    with open(folder + "/now", "a+") as now:
+        fcntl.flock(now, fcntl.LOCK_EX)
+        now.seek(0)
+        number = int(now.read() or 0) + change
+        now.truncate(0)
+        now.write(str(number))
+        if change > 0:
+            with open(folder + "/seen", "a") as seen: seen.write("%d\\n" % number)
+count(1)
+time.sleep(0.3)
+count(-1)
+os.execv(sys.executable, [sys.executable, "-I", sys.argv[2]])
+"""
+
+
 def dial(program: str, folder: Path):
     def connect(host: Host) -> Connection:
         said = tempfile.TemporaryFile()  # noqa: SIM115
@@ -107,6 +128,19 @@ def dial(program: str, folder: Path):
         )
 
     return connect
+
+
+def test_a_jump_host_sees_a_few_logins_at_one_moment(tmp_path):
+    """SL-14: by its own limit, and not by being refused."""
+    hosts = [Host(f"h{n}") for n in range(12)]
+    ways = {host.name: ["gate", "inner"] for host in hosts}
+    launcher = AgentLauncher(hosts, dial(COUNTED, tmp_path), run="jump", remote=True, may_dial=partial(room, ways))
+    try:
+        assert len({event.host for event in launcher.open() if isinstance(event, HostUp)}) == 12
+    finally:
+        launcher.close()
+    seen = [int(line) for line in (tmp_path / "seen").read_text().split()]
+    assert len(seen) == 12 and max(seen) == AT_ONE_SSHD
 
 
 def test_twenty_hosts_behind_an_sshd_that_takes_three_logins_at_once(tmp_path):

@@ -257,6 +257,31 @@ def test_thirty_hosts_behind_one_sshd_that_takes_three_logins(site: Site, check:
         lab.sshd(WORKER0, MaxStartups="100:30:200")
 
 
+def test_a_jump_host_that_takes_few_logins_refuses_none(site: Site):
+    """SL-14: twelve hosts behind it; the check, the copy and the run each go through it a few at a time."""
+    names = [f"a{n}" for n in range(12)]
+    lab, config, log = site.lab, site.lab.ssh_config.read_text(), site.lab._machines[WORKER2].log
+    lab.sshd(WORKER2, MaxStartups="5:100:5")
+    lab.ssh_config.write_text(
+        f"Host a*\n  HostName {WORKER0}\n  HostKeyAlias {WORKER0}\n  ProxyJump {WORKER2}\n"
+        + config.replace("Host ", "Host a* ", 1)
+    )
+    for host in (*SEED, "ctl"):
+        file = lab._machines[host].folder / "hosts"
+        file.write_text(file.read_text() + "".join(f"{lab.address(WORKER0)} {a}.example.com\n" for a in names))
+    try:
+        site.cluster(run={"ps": 1, "workers": 11}, hosts={n: {"address": f"{n}.example.com", "ssh": n} for n in names})
+        before, said = site.logins(WORKER2), log.read_text()
+        site.write("ctl", "code/train.py", PRELUDE + "muster.ready()\nif role == 'ps': time.sleep(600)\n")
+        launch = site.start("--sync", "code", "code/train.py")
+        assert launch.wait(120) == 0, launch.text()
+        assert "MaxStartups" not in log.read_text()[len(said) :]
+        assert site.logins(WORKER2) == before + 3 * 12
+    finally:
+        lab.ssh_config.write_text(config)
+        lab.sshd(WORKER2, MaxStartups="100:30:200")
+
+
 # --- what is not as it should be, told before anything starts
 
 

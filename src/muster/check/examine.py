@@ -9,6 +9,7 @@ from muster.check.probe import VARIABLES
 from muster.check.survey import Survey, survey
 from muster.check.verdicts import judge
 from muster.cluster import Cluster, Host
+from muster.launch.jumps import Turns, ways
 from muster.launch.ssh import destination, options
 from muster.plan import PROXIES, Facts, Plan, Task
 
@@ -67,7 +68,8 @@ def examine(
         return Pipe(ssh_argv(destination(hosts[row.host]), row.python, options(cluster)))
 
     pairs = pairs and len({row.address for row in rows}) > 1
-    heard = survey(rows, opener, about, pairs=pairs, measure=measure, within=within, progress=progress)
+    turns = Turns(ways(cluster, [hosts[row.host] for row in rows]))
+    heard = survey(rows, opener, about, pairs=pairs, measure=measure, within=within, progress=progress, turn=turns.take)
     return heard, judge(rows, heard.facts, heard.pairs, about)
 
 

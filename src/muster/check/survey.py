@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from muster.check.unreachable import ssh_verdict
 Opener = Callable[[Wanted], Channel]
 Answers = dict[str, dict[str, Any]]
 Progress = Callable[[str], None]
+Turn = Callable[[str], AbstractContextManager[None]]
 
 ALONE, CONNECT, MEASURE = 20.0, 3.0, 10.0  # seconds for: one host's facts, one connection, one link
 SECOND_LOOK = 10.0  # seconds for measuring doubtful links once more
@@ -50,10 +52,11 @@ def survey(
     measure: bool = True,
     within: float = 60.0,
     progress: Progress = lambda text: None,
+    turn: Turn = lambda host: nullcontext(),
 ) -> Survey:
     """Asks every host of ``wanted`` through ``opener(wanted)``, at most ``within`` seconds. ``pairs=False``: each
-    alone; ``measure=False``: who reaches whom, and no more."""
-    round_ = _Round(list(wanted), job or Job(), time.monotonic() + within, progress)
+    alone; ``measure=False``: who reaches whom, and no more. ``turn(host)`` is held while a login is under way."""
+    round_ = _Round(list(wanted), job or Job(), time.monotonic() + within, progress, turn)
     try:
         round_.alone(opener)
         round_.folders()
@@ -70,8 +73,8 @@ def survey(
 class _Round:
     """One check under way. A host that stops answering is dropped from what follows."""
 
-    def __init__(self, wanted: list[Wanted], job: Job, until: float, progress: Progress) -> None:
-        self.wanted, self.job, self.until, self.progress = wanted, job, until, progress
+    def __init__(self, wanted: list[Wanted], job: Job, until: float, progress: Progress, turn: Turn) -> None:
+        self.wanted, self.job, self.until, self.progress, self.turn = wanted, job, until, progress, turn
         self.token = secrets.token_hex(16)
         self.opened: list[Channel] = []
         self.over, self.lock = False, threading.Lock()
@@ -99,8 +102,10 @@ class _Round:
             "env": dict(w.env),
         }
         for pause in (*AGAIN, None):
-            channel = self._open(w, opener)
             try:
+                with self.turn(w.host):
+                    channel = self._open(w, opener)
+                    channel.ask({"ask": "clock"}, min(ALONE, self._left()))  # it has let us in
                 facts = channel.ask(request, min(ALONE, self._left()))
                 # Asked again by itself: the first answer took as long as a login and all the rest of the facts.
                 sent = time.time()

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from muster.cluster import Cluster, Host
 from muster.errors import Refused
 from muster.launch import ssh
+from muster.launch.jumps import Turns, ways
 from muster.plan import Script
 
 MOST_BYTES = 200 << 20
@@ -63,8 +64,14 @@ def sync_cluster(cluster: Cluster, folder: Path, script: Script) -> tuple[Cluste
     if cluster.launcher == "local":
         return cluster, script
     files = list(_files(root))
+    turns = Turns(ways(cluster, cluster.hosts))
+
+    def one(host: Host) -> str:
+        with turns.take(host.name):
+            return sync_host(cluster, host, root, files)
+
     with ThreadPoolExecutor(8) as pool:
-        places = list(pool.map(lambda host: sync_host(cluster, host, root, files), cluster.hosts))
+        places = list(pool.map(one, cluster.hosts))
     hosts = [replace(host, cwd=place) for host, place in zip(cluster.hosts, places, strict=True)]
     return replace(cluster, hosts=hosts), Script(relative, script.args)
 
