@@ -242,6 +242,15 @@ def test_a_proxy_is_said_and_kept_from_the_cluster(muster, monkeypatch):
     assert "127.0.0.1" in plan["tasks"]["worker/0"]["env"]["no_proxy"].split(",")
 
 
+@pytest.mark.parametrize("words", [["check"], ["run"], ["run", "--no-check"], ["run", "--sync", "."]])
+def test_a_machine_without_ssh_says_so(muster, tmp_path, monkeypatch, words):
+    """EN-09."""
+    (tmp_path / "cluster.toml").write_text('launcher = "ssh"\n[[hosts]]\nname = "a"\naddress = "10.0.0.1"\n')
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, _, err = muster(*words, "train.py")
+    assert code == 2 and "there is no ssh on this machine" in err and "Traceback" not in err
+
+
 # --- init
 
 

@@ -10,7 +10,7 @@ from muster.check.survey import Survey, survey
 from muster.check.verdicts import judge
 from muster.cluster import Cluster, Host
 from muster.launch.jumps import Turns, ways
-from muster.launch.ssh import destination, options
+from muster.launch.ssh import destination, must_be_here, options
 from muster.plan import PROXIES, Facts, Plan, Task
 
 SHARED = tuple(name for name in VARIABLES if name != "CUDA_VISIBLE_DEVICES")  # the same for all tasks of a host
@@ -59,6 +59,8 @@ def examine(
 ) -> tuple[Survey, list[Finding]]:
     """Asks every host of ``plan`` alone and in pairs. ``measure=False``: reach only, for the short form of a run;
     ``pairs=False``: not even that."""
+    if cluster.launcher == "ssh":
+        must_be_here()
     hosts = {host.name: host for host in plan.hosts}
     rows, about = wanted(plan), job(plan, parameters)
 

@@ -11,6 +11,7 @@ is shown on failure only. The far side needs Python; the agent itself travels do
 import base64
 import contextlib
 import shlex
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from muster.check.unreachable import ssh_verdict
 from muster.cluster import Cluster, Host
-from muster.errors import RunFailed
+from muster.errors import Refused, RunFailed
 from muster.launch import agent
 from muster.launch.pipe import Connection
 
@@ -44,6 +45,17 @@ def whole(size):
     return text
 exec(compile(whole(line()), "muster-agent", "exec"), {"__name__": "__main__"})
 """
+
+
+def must_be_here() -> None:
+    """Raises Refused where this machine has no ssh."""
+    if shutil.which("ssh") is None:
+        raise Refused(
+            "there is no ssh on this machine",
+            at="PATH",
+            because='launcher = "ssh" reaches the hosts with your own OpenSSH',
+            try_="install OpenSSH's client (Debian: apt install openssh-client)",
+        )
 
 
 def options(cluster: Cluster) -> list[str]:
@@ -83,6 +95,7 @@ class Ssh:
     """``connect`` for ``AgentLauncher``. ``verdict`` says in words why a connection has failed."""
 
     def __init__(self, cluster: Cluster, python: str) -> None:
+        must_be_here()
         self._cluster, self._python = cluster, python
         source = Path(agent.__file__).read_bytes()
         self._preamble = b"%d\n%s" % (len(source), source)
@@ -103,6 +116,7 @@ class Ssh:
 def program(cluster: Cluster, host: Host, source: str, failed: str) -> "Iterator[subprocess.Popen[bytes]]":
     """A small program of ours on ``host``, with its stdin and stdout. Raises RunFailed, beginning with ``failed`` and
     with what ssh or the program said, where the talk over them breaks off."""
+    must_be_here()
     command = argv(cluster, host, inline(host.python or "python3", source))
     with tempfile.TemporaryFile() as said:  # not a pipe, which a talkative shell would fill
         far = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said)
