@@ -20,6 +20,7 @@ import numpy as np
 
 from muster.errors import Refused
 from muster.ps.slabs import Parameter
+from muster.train.direct import direct
 from muster.train.settings import refuse_variables
 
 # What Keras and TensorFlow say where a layer makes a variable as it is called
@@ -157,7 +158,8 @@ class Compute:
         specs = [tf.TensorSpec(p.shape, tf.float32) for p in self.parameters]
         specs += [tf.TensorSpec([*free, *part.shape[len(free) :]], part.dtype) for part in self._tensors(batch)]
         specs += [tf.TensorSpec([], tf.float32)] if self.scaled else []
-        return tf.function(call, autograph=False).get_concrete_function(*specs)
+        traced = tf.function(call, autograph=False).get_concrete_function(*specs)
+        return direct(traced, tf) if self.replicas == 1 else traced
 
     # --- what is traced
 
