@@ -338,8 +338,8 @@ weights. Plain TF v1 is between-graph replication with device filters and a reco
 fetched each step. CPU is that of all processes of a side; bytes are those that its TCP sockets sent (Unix sockets and
 shared memory send none: what goes over them is what Muster sends over TCP).
 
-Muster's own loops and T0 call their function with TensorFlow's `SINGLE_THREADED_EXECUTOR`, which goes with one thread
-(`tf.experimental.function_executor_type`; about 8 % on W1). A v1 session on a cluster has no such setting.
+Muster's own loops and T0 call their step as one operation, as `fit` does (`tf.raw_ops.StatefulPartitionedCall`), not
+as a Python function, which costs more than W1's step itself. A v1 session makes no such call.
 
 The band: at step n the loss must lie between the reference's at steps 0.9 n - {figures.LAG:g} and 1.1 n +
 {figures.LAG:g}, within three standard errors. The target of the time to a fixed loss is what the slowest of TF v1 and

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from bench.measure.workloads import WORKLOADS
 from bench.peers.loop import serve
-from bench.peers.model import Fresh, executor, gradients_of, one_thread
+from bench.peers.model import Fresh, gradients_of, one_thread
+from muster.train.direct import direct
 
 
 class Alone:
@@ -25,13 +26,13 @@ class Alone:
         rate = self.work.rate
 
         @tf.function(autograph=False)
-        def train(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        def train(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
             loss, gradients = gradients_of(self.variables, x, y)
             for variable, gradient in zip(self.variables, gradients, strict=True):
                 variable.assign_sub(rate * gradient)
-            return loss
+            return [loss]
 
-        self.train = train.get_concrete_function(self.batch.x, self.batch.y)
+        self.train = direct(train.get_concrete_function(self.batch.x, self.batch.y), tf)
 
     def reset(self, first: bool) -> int:
         for variable, value in zip(self.variables, self.work.start(), strict=True):
@@ -40,12 +41,11 @@ class Alone:
 
     def step(self) -> tuple[int, float]:
         self.batch.next()
-        loss = self.train(self.batch.x, self.batch.y)
+        (loss,) = self.train(self.batch.x, self.batch.y)
         self.done += 1
         return self.done, float(loss)
 
 
 if __name__ == "__main__":
     one_thread()
-    with executor():
-        serve({"t0": Alone(sys.argv[1])})
+    serve({"t0": Alone(sys.argv[1])})

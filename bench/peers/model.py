@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,16 +15,6 @@ from muster.ps.slabs import aligned
 def one_thread() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-
-
-def executor() -> Any:
-    """For one thread between operations: TensorFlow's executor that hands nothing to another one.
-
-    Without it a step waits for a thread of the pool to be woken: 8 % of a step of W1 with three workers on two cores.
-    """
-    if "--default-threads" in sys.argv:
-        return contextlib.nullcontext()
-    return tf.experimental.function_executor_type("SINGLE_THREADED_EXECUTOR")
 
 
 def loss_of(values: Sequence[Any], x: Any, y: Any) -> Any:

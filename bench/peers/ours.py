@@ -16,8 +16,9 @@ from typing import Any
 
 from bench.measure.workloads import BATCH, WORKLOADS, Workload
 from bench.peers.loop import Side, serve
-from bench.peers.model import Fresh, executor, gradients_of, one_thread
+from bench.peers.model import Fresh, gradients_of, one_thread
 from muster.ps import client as clients
+from muster.train.direct import direct
 
 import tensorflow as tf  # isort: skip
 
@@ -59,7 +60,7 @@ _compiled: list[Any] = []
 
 
 def compiled(work: Workload, batch: Fresh) -> Any:
-    """The step as one concrete function, shared by all exchanges of this process."""
+    """The step as one function, called as `fit` calls it, shared by all exchanges of this process."""
     if not _compiled:
         count = len(work.shapes)
         specs = [tf.TensorSpec(shape, tf.float32) for shape in work.shapes]
@@ -70,7 +71,8 @@ def compiled(work: Workload, batch: Fresh) -> Any:
             return [loss, *gradients]
 
         jit = True if "--jit" in sys.argv else None
-        _compiled.append(tf.function(step, autograph=False, jit_compile=jit).get_concrete_function(*specs))
+        traced = tf.function(step, autograph=False, jit_compile=jit).get_concrete_function(*specs)
+        _compiled.append(direct(traced, tf))
     return _compiled[0]
 
 
@@ -102,8 +104,7 @@ def main() -> None:
     sides: dict[str, Side] = {}
     for side in json.loads(os.environ["BENCH_SIDES"]):
         sides[side["name"]] = over_muster(work, side, batch) if side["kind"] == "muster" else over(work, side, batch)
-    with executor():
-        serve(sides)
+    serve(sides)
 
 
 if __name__ == "__main__":
