@@ -273,7 +273,9 @@ def _open_barrier(state: State, now: float, plan: Plan) -> Iterator[Action]:
     On the first start everybody is waited for: else the first worker up does all the steps. One that comes back finds
     the others at work, which is to say released or gone, and goes at once. The evaluator is neither held nor counted.
     """
-    ready = [name for name in state.members[Phase.READY] if plan.tasks[name].role not in ("ps", "evaluator")]
+    at_door = [plan.tasks[name] for name in state.members[Phase.READY] if plan.tasks[name].role != "ps"]
+    yield from (Release(task.id) for task in at_door if task.role == "evaluator")
+    ready = [task.id for task in at_door if task.role != "evaluator"]
     if not ready:
         return
     started = any(state.tasks[t.id].released for t in plan.workers)

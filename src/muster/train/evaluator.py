@@ -16,7 +16,7 @@ from typing import Any
 from muster.errors import Refused
 from muster.train.context import Context, context
 from muster.train.imports import where, wrap
-from muster.train.report import channel
+from muster.train.report import Channel, channel
 
 EVERY = 1.0  # seconds between looks into the folder, as TensorFlow has it
 
@@ -56,7 +56,7 @@ def watch_checkpoints() -> None:
         timeout: float | None = None,
         timeout_fn: Callable[[], bool] | None = None,
     ) -> Iterator[str]:
-        return checkpoints(lambda: latest(checkpoint_dir), min_interval_secs, timeout, timeout_fn)
+        return checkpoints(channel(), lambda: latest(checkpoint_dir), min_interval_secs, timeout, timeout_fn)
 
     checkpoints_iterator.__doc__ = plain.__doc__
     for module in list(sys.modules.values()):
@@ -65,6 +65,7 @@ def watch_checkpoints() -> None:
 
 
 def checkpoints(
+    agent: Channel,
     latest: Callable[[], str | None],
     min_interval: float = 0,
     timeout: float | None = None,
@@ -73,37 +74,39 @@ def checkpoints(
 ) -> Iterator[str]:
     """What ``tf.train.checkpoints_iterator`` gives, until training has ended; then the last one, and no more."""
     done: str | None = None
-    channel().tell("Evaluating", checkpoint="")
+    agent.tell("Evaluating", checkpoint="")
     while True:
-        found = _next(latest, done, timeout, every)
+        found = _next(agent, latest, done, timeout, every)
         if found is not None:
             done, began = found, time.monotonic()
-            channel().tell("Evaluating", checkpoint=str(found))
+            agent.tell("Evaluating", checkpoint=str(found))
             yield found
-            channel().tell("Evaluating", checkpoint="")
-            _pause(began + min_interval - time.monotonic())
-        elif timeout_fn is None or channel().over() is not None:
+            agent.tell("Evaluating", checkpoint="")
+            _pause(agent, began + min_interval - time.monotonic())
+        elif timeout_fn is None or agent.over() is not None:
             return
-        if timeout_fn is not None and channel().over() is None and timeout_fn():
+        if timeout_fn is not None and agent.over() is None and timeout_fn():
             return
 
 
-def _next(latest: Callable[[], str | None], done: str | None, timeout: float | None, every: float) -> str | None:
+def _next(
+    agent: Channel, latest: Callable[[], str | None], done: str | None, timeout: float | None, every: float
+) -> str | None:
     until = float("inf") if timeout is None else time.monotonic() + timeout
     while True:
-        over = channel().over() is not None
+        over = agent.over() is not None
         found = latest()
         if found is not None and found != done:
             return found
         if over or time.monotonic() + every > until:
             return None
-        _pause(every)
+        _pause(agent, every)
 
 
-def _pause(seconds: float) -> None:
+def _pause(agent: Channel, seconds: float) -> None:
     """Wait, unless training has ended."""
     end = time.monotonic() + seconds
-    if channel().over(seconds) is None and (left := end - time.monotonic()) > 0:
+    if agent.over(seconds) is None and (left := end - time.monotonic()) > 0:
         time.sleep(left)  # there is no agent to wait for
 
 
