@@ -52,6 +52,7 @@ class Summary(msgspec.Struct, frozen=True):
     logs: str = ""
     samples: int | None = None  # in all gradients that were applied
     samples_repeated: int | None = None
+    batches: int = 1  # of a worker's batches in one update: in sync the gradients that close a round
     warnings: list[str] = []
 
     def as_json(self) -> dict[str, Any]:
@@ -84,6 +85,7 @@ def summarise(state: State, plan: Plan, now: float, folder: str = "") -> Summary
         exit_code=_exit_code(ok, state, why),
         samples=state.data.samples if state.data else None,
         samples_repeated=max(0, state.data.samples - state.data.planned) if state.data else None,
+        batches=len(plan.workers) - plan.run.spare if plan.run.engine == "muster" and plan.run.mode == "sync" else 1,
         warnings=_warnings(state, plan, now),
     )
 

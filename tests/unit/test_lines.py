@@ -199,6 +199,13 @@ def test_the_end_table_says_what_had_to_be_ended():
     assert footer(summary) == ["logs: /runs/x/logs/"] and "worker-1.log" in console.file.getvalue()
 
 
+@pytest.mark.parametrize(("spare", "times"), [(0, 3), (1, 2)])
+def test_the_end_of_a_sync_run_tells_how_large_its_batch_was(spare, times):
+    plan = make(engine="muster", mode="sync", workers=3, spare=spare)
+    told = footer(summarise(after(plan, started(plan), stepping(plan), RunEnded(16.0, True)), plan, 16.0))
+    assert f"the run's batch was {times} times a worker's; the learning rate was left as set" in told[0]
+
+
 def test_the_end_table_fits_on_a_narrow_terminal():
     plan = make(ps=2, workers=3)
     state = after(plan, started(plan), stepping(plan), Exited(5.0, "worker/0", 1, 0), RunEnded(16.0, True))

@@ -83,7 +83,7 @@ class Chief(Part):
         """Everybody may start: what the callbacks wanted before the first step is done."""
         self.notes.tell()
         self.notes.mark(HERE)
-        if self.deal.steps:
+        if self.deal.steps and not self.me.spare:
             told = self.notes.own
             whole = max(0, self.options.epochs - int(told["first"])) * self.deal.steps
             self.reports.tell("Total", steps=int(told["begun"]) + whole)

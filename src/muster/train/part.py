@@ -88,7 +88,8 @@ class Part:
         raise NotImplementedError
 
     def _shown(self) -> int | None:
-        return None if isinstance(self.source, Pieces) else self.deal.steps
+        """Steps of an epoch, where they can be known: with spare workers a round may lack some of them."""
+        return None if isinstance(self.source, Pieces) or self.me.spare else self.deal.steps
 
     def _epoch(self, epoch: int) -> str:
         return f"{self.notes.name}/{epoch}"

@@ -110,8 +110,8 @@ class Screen:
             case Evaluating(_, task, _, checkpoint) if checkpoint:
                 self.note(f"{task} evaluates {Path(checkpoint).name}", "dim")
             case Concluded(_, task, _, step):
-                limit = f"{self._plan.run.last_evaluation:g} s for the last checkpoint"
-                self.note(f"training ended at step {step:,}; {task} has {limit}", "dim")
+                ended = f"training ended at step {step:,}" if step else "training has ended"
+                self.note(f"{ended}; {task} has {self._plan.run.last_evaluation:g} s for the last checkpoint", "dim")
             case HostLost(_, host, why):
                 self.note(f"{host} is lost: {why}", "bold red")
 
@@ -291,8 +291,13 @@ def headline(summary: Summary, plan: Plan) -> str:
 
 
 def footer(summary: Summary) -> list[str]:
-    """What stands below the table: samples, gradients that came too late, where the logs are."""
+    """What stands below the table: the batch in sync, samples, gradients that came too late, where the logs are."""
     told = []
+    if summary.batches > 1 and summary.steps:
+        told.append(
+            f"sync: an update averages the batches of {summary.batches} workers, so the run's batch was "
+            f"{summary.batches} times a worker's; the learning rate was left as set"
+        )
     if summary.samples is not None:
         told.append(f"{summary.samples:,} samples trained on, {summary.samples_repeated:,} of them repeated")
     if dropped := sum(t.dropped for t in summary.tasks):
