@@ -263,6 +263,8 @@ def evaluator_warnings(state: State, plan: Plan) -> Iterator[tuple[str, str]]:
             yield task.id, f"{task.id} is given up, and training goes on without it: {why.value} ({said}; {task.log})"
         elif over and t.forced:
             last = f"; the last that it began: {t.evaluated}" if t.evaluated else ""
+            if t.checkpoint is None:
+                last = " (a loop of one's own asks muster.training_ended(), as tf.train.checkpoints_iterator does)"
             limit = f"{plan.run.last_evaluation:g} s after training (last_evaluation)"
             yield task.id, f"{task.id} was ended {limit}, since it had not ended by itself{last}"
         elif over and t.phase is Phase.DONE and t.checkpoint is not None and not t.evaluations:

@@ -30,7 +30,7 @@ def training_ended() -> bool:
 
 
 def final_step() -> int | None:
-    """The global step at which training ended, as far as tasks reported steps; None before, and alone."""
+    """The global step at which training ended (0 where no task reported any); None before, and alone."""
     return channel().over()
 
 
