@@ -34,6 +34,13 @@ class Calls:
             listed, add_history=True, add_progbar=verbose != 0, model=model, verbose=verbose, epochs=options.epochs,
             steps=steps,
         )  # fmt: skip
+        bars = [c for c in self.list.callbacks if isinstance(c, keras.callbacks.ProgbarLogger)]
+        self._bars = bars if steps is None else []
+
+    def count(self, steps: int) -> None:
+        """How many steps the epoch that ends now had, for a bar that could not know before."""
+        for callback in self._bars:
+            callback.target, callback.seen = None, steps
 
     def memory(self) -> list[dict[str, Any]]:
         """What the callbacks count (best value, epochs waited): numbers, words and truth values."""

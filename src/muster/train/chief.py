@@ -40,8 +40,10 @@ class Chief(Part):
                 self._begin()
             self._open(epoch)
             model.reset_metrics()
+            began = self.client.step_now
             self.share.train(self._epoch(epoch), epoch, calls, stay=True)
             logs = self._close(epoch)
+            calls.count(self.client.step_now - began)  # in async the others may be a few steps into the next one
             calls.list.on_epoch_end(epoch, logs)
             self._heed()
             self._closed(epoch, bool(model.stop_training) or self.client.stopping)

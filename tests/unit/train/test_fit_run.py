@@ -352,6 +352,19 @@ def test_chunks_are_each_loaded_once_an_epoch():
     assert run.servers[0].samples == 12 * 95 * 3
 
 
+def test_an_epoch_whose_steps_nobody_could_know_is_shown_with_those_it_had(capfd):
+    def script(worker):
+        pieces = chunks(range(6), lambda n: (X[n * 100 : n * 100 + 100], Y[n * 100 : n * 100 + 100]))
+        worker.fit(fresh(classifier), pieces, batch_size=50, epochs=2, verbose=2)
+
+    with Run(mode="sync") as run:
+        run.all(script)
+        steps = run.servers[0].updates.version
+    lines = [line.split(" - ")[0] for line in capfd.readouterr().out.splitlines() if " - accuracy" in line]
+    shown = [tuple(map(int, line.split("/"))) for line in lines]
+    assert len(shown) == 2 and all(done == of for done, of in shown) and sum(done for done, _ in shown) == steps
+
+
 def test_a_dataset_counts_steps_of_the_run_and_validates_on_a_dataset():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(20)
     held_out = tf.data.Dataset.from_tensor_slices((X[:100], Y[:100])).batch(50)
