@@ -181,6 +181,15 @@ def test_a_task_hears_the_secret_first_and_go_when_it_is_released(make):
     assert [line for line in here.lines() if line] == ['{"kind": "Hello", "secret": "s3cret"}', '{"kind": "Go"}']
 
 
+def test_a_task_hears_of_the_end_of_the_training_and_at_which_step(here):
+    """SD-03."""
+    task = here.program(TALK + "file = pipe.makefile(); file.readline(); say(kind='Ready'); print(file.readline())")
+    here.until(lambda: here.of(Ready))
+    here.launcher.conclude(task, 300)
+    here.exit_of("worker/0")
+    assert json.loads(here.lines("worker/0")[0]) == {"kind": "Over", "step": 300}
+
+
 def test_reports_come_with_the_name_and_attempt_of_their_task(here):
     code = "say(kind='Step', step=3, local=1, loss=0.5); say(kind='Said', text='x', task='ps/0', attempt=9, at=-5)"
     here.program(TALK + code, attempt=4)

@@ -191,14 +191,16 @@ def test_of_two_stops_the_sooner_counts(make, first, second):
     assert tried.exit_of("worker/0").code == -signal.SIGKILL
 
 
-def test_a_stop_or_release_that_comes_too_late_does_nothing(tried):
+def test_what_is_asked_of_a_task_too_late_does_nothing(tried):
     never = tried.tasks["worker/1"]
     tried.launcher.stop(never, 0.1)
     tried.launcher.release(never)
+    tried.launcher.conclude(never, 300)
     task = tried.start("worker/0", "exits with 3")
     tried.exit_of("worker/0")
     tried.launcher.stop(task, 0.1)
     tried.launcher.release(task)
+    tried.launcher.conclude(task, 300)
     tried.news += tried.launcher.wait(tried.launcher.now() + 0.3)
     assert [e.code for e in tried.of(Exited)] == [3]
 

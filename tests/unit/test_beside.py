@@ -7,6 +7,8 @@ import pytest
 from making import after, dies, make, read, started, stepping
 from rich.console import Console
 
+from muster.check.examine import job, wanted
+from muster.check.findings import needs
 from muster.cluster import Host
 from muster.errors import Refused
 from muster.events import (
@@ -504,3 +506,11 @@ def test_a_failed_training_ends_it_without_a_word(tmp_path):
 
     state, launcher, _, summary = ran(tmp_path, script, retries=0)
     assert not summary.ok and not launcher.concluded and state.now < 7.0 and state.tasks[ME].phase is Phase.STOPPED
+
+
+def test_a_host_that_only_evaluates_dials_nobody():
+    """muster check: so it need not reach the others."""
+    plan = make([*TWO, Host("c", "10.0.0.3")], None, "ssh", ps=["a:1"], workers=["b:1"], evaluator=["c:1"])
+    rows = wanted(plan)
+    assert [row.host for row in rows] == ["a", "b", "c"] and rows[2].script and not rows[2].ports
+    assert {(need.src, need.dst) for need in needs(rows, job(plan))} == {("a", "b"), ("b", "a")}

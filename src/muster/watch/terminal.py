@@ -195,7 +195,7 @@ class Screen:
         for task in self._plan.of("evaluator"):
             t = state.tasks[task.id]
             if t.phase is Phase.RUNNING and t.checkpoint is not None:
-                grid.add_row(Text(f"{task.id}: {what_it_evaluates(t)}", style="dim"))
+                grid.add_row(Text(f"{task.id} {what_it_evaluates(t).removeprefix('it ')}", style="dim"))
         for wait in waiting[:4]:
             grid.add_row(Text(wait.text(now), style="yellow"))
         return grid
