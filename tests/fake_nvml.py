@@ -62,7 +62,7 @@ class Driver:
         new.write_text("".join(f"{gpu} {pid} {held}\n" for gpu, pid, held in rows))
         new.rename(self.folder / "users")  # whole, whenever it is read
 
-    def await_asked(self, within: float = 20.0) -> None:
+    def await_asked(self, within: float = 60.0) -> None:
         """Until it is asked from now on."""
         (self.folder / "asked").unlink(missing_ok=True)
         end = time.monotonic() + within

@@ -32,6 +32,15 @@ class Host(msgspec.Struct, frozen=True):
 
     name: Annotated[str, Meta(description="what the screen calls it")] = ""
     address: Annotated[str, Meta(description="what other tasks dial")] = ""
+    ports: Annotated[
+        str, Meta(description="range from which its tasks' ports are taken, as others dial them; else that of [run]")
+    ] = ""
+    bind: Annotated[
+        str, Meta(description="address that its tasks listen on, where others dial another one (0.0.0.0: all it has)")
+    ] = ""
+    bind_ports: Annotated[
+        str, Meta(description="range that its tasks listen on, one for one with ports: what a container publishes")
+    ] = ""
     ssh: Annotated[str, Meta(description="how your ssh reaches it: an alias, user@host or ssh://user@host:port")] = ""
     gpus: Annotated[Count | list[int] | None, Meta(description="how many GPUs, or a list of their indices")] = None
     slots: Annotated[Count | None, Meta(description="the most tasks to put on it")] = None
@@ -353,10 +362,26 @@ def _host(host: Host, n: int, cluster: Cluster, source: Source, warnings: list[s
             because=f"{host.gpus}",
             try_="gpus = 4, or gpus = [0, 1, 2, 3]",
         )
+    _check_bound(host, name, where, source)
     for variable in host.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
             raise Refused(f"{variable!r} cannot be the name of a variable", at=source.at(f"{where}.env"))
     return msgspec.structs.replace(host, name=name, address=address)
+
+
+def _check_bound(host: Host, name: str, where: str, source: Source) -> None:
+    if host.bind:
+        parse_address(
+            f"[{host.bind}]:1" if ":" in host.bind else f"{host.bind}:1", source.at(f"{where}.bind"), host_only=True
+        )
+    dialled = host_ports(host.ports, source.at(f"{where}.ports")) if host.ports else range(0)
+    if host.bind_ports and len(dialled) != len(host_ports(host.bind_ports, source.at(f"{where}.bind_ports"))):
+        raise Refused(
+            f"bind_ports of {name} are not as many as its ports",
+            at=source.at(f"{where}.bind_ports"),
+            because=f"ports is {host.ports or 'not set'}, bind_ports is {host.bind_ports}, and they lead one to one",
+            try_='ports = "3200-3299" and bind_ports = "2200-2299", for docker run -p 3200-3299:2200-2299',
+        )
 
 
 def _no_twins(hosts: tuple[Host, ...], source: Source) -> None:
@@ -565,6 +590,11 @@ def port_range(text: str, where: str) -> range:
     raise Refused(
         f"{text!r} is no range of ports", at=where, try_='two ports from 1024 to 65535: ports = "20000-20999"'
     )
+
+
+def host_ports(text: str, where: str) -> range:
+    """As ``port_range``, or one port alone: a container may publish no more. Raises Refused."""
+    return port_range(f"{text}-{text}" if re.fullmatch(r"\d{1,6}", text) else text, where)
 
 
 def seats(run: Run, job: str) -> list[Address]:

@@ -224,5 +224,5 @@ def ports_in_use(root: Path) -> set[int]:
         age = time.time() - (folder.path / "plan.json").stat().st_mtime
         begun = folder.journal.exists() and folder.journal.stat().st_size > 0
         if folder.launcher() or (not begun and age < 30):
-            taken |= {task.port for task in folder.plan().tasks.values()}
+            taken |= {task.bound.port for task in folder.plan().tasks.values()}
     return taken

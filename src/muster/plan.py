@@ -14,11 +14,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from muster.addresses import Address, is_loopback, key
-from muster.cluster import ROLES, Cluster, Host, Run, no_evaluator, port_range, seats, settled
+from muster.bound import apart, bound, candidates, free_ports, own_seat, ports_of
+from muster.cluster import ROLES, Cluster, Host, Run, no_evaluator, seats, settled
 from muster.errors import Refused
 
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")  # gRPC reads the lower-case names, for localhost too
@@ -57,10 +59,17 @@ class Task(msgspec.Struct, frozen=True):
     env: dict[str, str]
     why: str
     listens: bool = True  # on its port: tasks of Muster's own engine need none within one host
+    bind: str = ""  # where it listens, if that is not what others dial: the address,
+    bind_port: int = 0  # and the port
 
     @property
     def where(self) -> str:
         return str(Address(self.address, self.port)) if self.port else self.address
+
+    @property
+    def bound(self) -> Address:
+        """Where it listens itself; what others dial leads there."""
+        return Address(self.bind or self.address, self.bind_port or self.port)
 
     @property
     def log(self) -> str:
@@ -81,6 +90,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     def of(self, *roles: str) -> list[Task]:
         return [task for task in self.tasks.values() if task.role in roles]
+
+    @property
+    def apart(self) -> bool:
+        """Whether tasks reach one another over a network, and not all within one machine."""
+        return apart(self.launcher, [(task.host, task.address) for task in self.tasks.values()])
 
     @property
     def workers(self) -> list[Task]:
@@ -126,16 +140,25 @@ def make_plan(
     _no_loopback_between_hosts([seat for seat in placed if seat.port], cluster)
     notes += _say(placed, run, chief, facts)
     tasks = {}
-    many = len({seat.host.address for seat in placed}) > 1
+    many = apart(cluster.launcher, [(seat.host.name, seat.host.address) for seat in placed])
+    near = _near(placed, run) if many else None
     for seat in placed:
         known = facts.get(seat.host.name, Facts())
         threads = _threads(seat, placed, run, known)
-        task = _task(seat, run, script, chief, addresses, cwd, python, known, many, threads)
+        task = _task(seat, run, script, chief, addresses, cwd, python, known, many, threads, near)
         tasks[task.id] = task
     name = cluster.name or Path(script.path).stem or "run"
     return Plan(
         name, cluster.launcher, script, run, tuple(hosts) or (HERE,), chief, tasks, tuple(notes), exact, cluster.source
     )
+
+
+def _near(placed: list[Seat], run: Run) -> dict[str, list[int]] | None:
+    """The ps on each host, where the address does not tell: two containers may have the same one."""
+    hosts = {(seat.host.name, key(seat.host.address)) for seat in placed}
+    if run.engine != "muster" or len({address for _, address in hosts}) == len(hosts):
+        return None
+    return {name: [s.index for s in placed if s.role == "ps" and s.host.name == name] for name, _ in hosts}
 
 
 def _count(run: Run, role: str) -> int:
@@ -148,20 +171,22 @@ def _count(run: Run, role: str) -> int:
 
 
 def _exact(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, Facts]) -> Iterator[Seat]:
-    by_address = {key(host.address): host for host in hosts} | {key(host.name): host for host in hosts}
+    strangers: list[Host] = []
     for role, job in ROLES:
         for index, address in enumerate(seats(run, job)):
-            host = by_address.get(key(address.host))
+            at = f"{cluster.source}: run.{job}[{index}]"
+            host = next(iter(candidates(address, [*hosts, *strangers], f"{role}/{index}", at)), None)
             if host is None:
                 if cluster.hosts:
                     known = ", ".join(h.address for h in cluster.hosts)
                     raise Refused(
                         f"{role}/{index} sits on {address.host}, which is no host of the cluster",
-                        at=f"{cluster.source}: run.{job}[{index}]",
+                        at=at,
                         because=f"[[hosts]] has {known}",
                         try_="add a [[hosts]] table for it, or drop all [[hosts]] tables",
                     )
-                host = by_address[key(address.host)] = Host(name=address.host, address=address.host)
+                host = Host(name=address.host, address=address.host)
+                strangers.append(host)
             yield Seat(
                 role, index, msgspec.structs.replace(host, address=address.host), address.port, (), "the file says so"
             )
@@ -170,9 +195,8 @@ def _exact(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, Fa
 def _placed(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, Facts]) -> Iterator[Seat]:
     at = f"{cluster.source or 'this machine'}: run"
     asked = sum(_count(run, role) for role in ("chief", "ps", "worker"))
-    ports = port_range(run.ports, f"{at}.ports")
-    free = _free_ports(ports, hosts, facts)
-    room = {h.name: h.slots if h.slots is not None else len(ports) for h in hosts}
+    free = free_ports(run, hosts, {name: known.busy for name, known in facts.items()})
+    room = {h.name: h.slots if h.slots is not None else len(ports_of(h, run)) for h in hosts}
     if asked > sum(room.values()):
         raise Refused(
             f"{asked} tasks do not fit on {sum(room.values())} seats",
@@ -189,8 +213,8 @@ def _placed(run: Run, hosts: list[Host], cluster: Cluster, facts: Mapping[str, F
         if port is None:
             raise Refused(
                 f"no port is free for {role}/{index} on {host.name}",
-                at=f"{at}.ports",
-                because=f"{run.ports} is in use",
+                at=f"{at}.ports" if not host.ports else f"{cluster.source}: hosts {host.name}.ports",
+                because=f"{host.ports or run.ports} is in use",
                 try_='a wider range: ports = "20000-29999"',
             )
         return Seat(role, index, host, port, (), why)
@@ -403,10 +427,14 @@ def _task(
     facts: Facts,
     many: bool,
     threads: int,
+    near: dict[str, list[int]] | None,
 ) -> Task:
     me = f"{seat.role}/{seat.index}"
-    role_of = {
-        "cluster": addresses,
+    at = bound(seat.host, seat.port)
+    moved = bool(seat.port) and at != Address(seat.host.address, seat.port)
+    mine = own_seat(addresses, seat.role, seat.index, seat.host, at) if moved else addresses
+    role_of: dict[str, Any] = {
+        "cluster": addresses if run.engine == "muster" else mine,
         "chief": chief,
         "engine": run.engine,
         "kind": run.kind,
@@ -416,6 +444,10 @@ def _task(
         "checkpoints": run.checkpoints,
         "evaluator": bool(run.evaluator),
     }
+    if moved and run.engine == "muster":
+        role_of["bind"] = str(at)
+    if near is not None:
+        role_of["near"] = near.get(seat.host.name, [])
     env = {
         "MUSTER_TASK": me,
         "MUSTER_CLUSTER": json.dumps(role_of),
@@ -428,9 +460,9 @@ def _task(
         **seat.host.env,
     }
     if run.engine == "tensorflow":
-        env["TF_CONFIG"] = json.dumps({"cluster": addresses, "task": {"type": seat.role, "index": seat.index}})
+        env["TF_CONFIG"] = json.dumps({"cluster": mine, "task": {"type": seat.role, "index": seat.index}})
     if facts.proxies:
-        env["no_proxy"] = _no_proxy(addresses, seat.host.env.get("no_proxy", facts.no_proxy))
+        env["no_proxy"] = _no_proxy({**addresses, "own": [str(at)]}, seat.host.env.get("no_proxy", facts.no_proxy))
     interpreter = seat.host.python or python
     return Task(
         id=me,
@@ -445,6 +477,8 @@ def _task(
         argv=_argv(seat, run, script, interpreter),
         env=env,
         why=seat.why,
+        bind=at.host if moved else "",
+        bind_port=at.port if moved else 0,
         listens=bool(seat.port) and (run.engine == "tensorflow" or (seat.role == "ps" and many)),
     )
 

@@ -122,13 +122,13 @@ def check_here(plan: Plan) -> None:
                 at=f"{task.host}: {task.cwd}",
                 try_='cwd = "..." in [[hosts]]',
             )
-    for name in {task.address for task in plan.tasks.values()}:
+    for name in {task.bound.host for task in plan.tasks.values()}:
         _is_here(name, plan)
 
 
 def _is_here(name: str, plan: Plan) -> None:
     """An address of another machine would be dialled there, while its task listens here."""
-    who = next(task.id for task in plan.tasks.values() if task.address == name)
+    who = next(task.id for task in plan.tasks.values() if task.bound.host == name)
     try:
         found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -349,7 +349,7 @@ class Keys:
     def __init__(self, plan: Plan, run: str) -> None:
         self._secret = os.urandom(32)
         self._authority = None
-        if plan.run.engine == "muster" and plan.run.encrypt and len({t.address for t in plan.tasks.values()}) > 1:
+        if plan.run.engine == "muster" and plan.run.encrypt and plan.apart:
             from muster.launch.authority import Authority
 
             self._authority = Authority(run)

@@ -13,7 +13,7 @@ from muster.launch import bundle
 
 LAYERS = [
     {"errors", "events"},
-    {"addresses", "cluster", "sources", "plan", "state", "policy", "waits", "summary", "idle"},
+    {"addresses", "cluster", "sources", "plan", "state", "policy", "waits", "summary", "idle", "bound"},
     {"journal", "check", "launch", "ps"},
     {"supervise", "run", "train", "watch"},
     {"cli"},

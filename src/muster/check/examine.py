@@ -36,6 +36,8 @@ def _wanted(plan: Plan, host: Host, tasks: list[Task]) -> Wanted:
         script=plan.script.path if runs else "",
         checkpoints=plan.run.checkpoints,
         ports={t.id: t.port for t in tasks if t.listens},
+        bind=tasks[0].bind,
+        bound={t.id: t.bind_port for t in tasks if t.listens and t.bind_port},
         gpus=tuple(gpu for t in tasks for gpu in t.gpus),
         tasks=tuple(t.id for t in tasks),
         env={name: tasks[0].env[name] for name in SHARED if name in tasks[0].env},
@@ -69,7 +71,7 @@ def examine(
             return Pipe(local_argv(row.python))
         return Pipe(ssh_argv(destination(hosts[row.host]), row.python, options(cluster)))
 
-    pairs = pairs and len({row.address for row in rows}) > 1
+    pairs = pairs and plan.apart
     turns = Turns(ways(cluster, [hosts[row.host] for row in rows]))
     heard = survey(rows, opener, about, pairs=pairs, measure=measure, within=within, progress=progress, turn=turns.take)
     return heard, judge(rows, heard.facts, heard.pairs, about)

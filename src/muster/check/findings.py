@@ -23,7 +23,13 @@ class Wanted:
     gpus: tuple[int, ...] = ()  # indices that tasks on this host get
     names: tuple[str, ...] = ()  # further names that must mean the same everywhere
     tasks: tuple[str, ...] = ()  # all that run here, also those without a port
+    bind: str = ""  # the address that tasks listen at, if not ``address``,
+    bound: Mapping[str, int] = field(default_factory=dict)  # and their ports, where others than ``ports``
     env: Mapping[str, str] = field(default_factory=dict)  # what the plan gives them, as far as a rule wants to know
+
+    def listens(self) -> list[tuple[str, str, int]]:
+        """(task, address, port) of each that listens, as it is on the host itself."""
+        return [(task, self.bind or self.address, self.bound.get(task, port)) for task, port in self.ports.items()]
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class Need:
     task: str
     address: str
     port: int
+    bound: int = 0  # the port of ``dst`` that this one leads to, where it is another
 
     @property
     def id(self) -> str:
@@ -149,7 +156,7 @@ def needs(wanted: Sequence[Wanted], job: Job) -> list[Need]:
     Muster's workers dial each ps and nobody else. TensorFlow's tasks dial one another, ps to worker too.
     """
     return [
-        Need(src.host, dst.host, task, dst.address, port)
+        Need(src.host, dst.host, task, dst.address, port, dst.bound.get(task, port))
         for dst in wanted
         for task, port in dst.ports.items()
         for src in wanted

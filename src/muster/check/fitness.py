@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from muster.check import versions
+from muster.check.bridge import not_its_own
 from muster.check.findings import (
     LIMITS,
     Finding,
@@ -272,7 +273,10 @@ def limits(view: View) -> Iterator[Finding]:
 
 def ports(view: View) -> Iterator[Finding]:
     for host, told in view.section("ports").items():
-        for task, port in view.hosts[host].ports.items():
+        if any(entry.get("error") == "EADDRNOTAVAIL" for entry in told.values()) and (row := not_its_own(view, host)):
+            yield row
+            continue
+        for task, _, port in view.hosts[host].listens():
             entry = told.get(str(port))
             if entry and not entry["free"]:
                 yield _taken(view, host, task, port, entry)
@@ -286,8 +290,8 @@ def ports(view: View) -> Iterator[Finding]:
 def _taken(view: View, host: str, task: str, port: int, entry: Mapping[str, Any]) -> Finding:
     where = f"port {port} of {task}"
     if entry["error"] == "EADDRNOTAVAIL":
-        because = f"no interface of that host has {view.hosts[host].address}"
-        try_ = "set address to one that `ip addr` shows there"
+        because = f"no interface of that host has {view.hosts[host].bind or view.hosts[host].address}"
+        try_ = "set address to one that `ip addr` shows there; where a router passes on to it: bind to that one"
         return Finding("error", host, f"{where} cannot be opened at the plan's address", because, try_, kind="address")
     if entry["error"] == "EACCES":
         because, try_ = "ports below 1024 are root's", 'ports = "20000-20999"'

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from muster.check.bridge import forwarded, unknown_outside
 from muster.check.findings import LIMITS, Finding, Link, Reach, Severity, roles
 from muster.check.view import View, listed
 
@@ -37,7 +38,7 @@ def unreached(view: View, known: Sequence[Finding]) -> Iterator[Finding]:
 
 def _explained(view: View, reach: Reach, known: Sequence[Finding]) -> bool:
     src, dst = reach.need.src, reach.need.dst
-    if str(reach.need.port) in view.facts.get(dst, {}).get("listen", {}).get("errors", {}):
+    if str(reach.need.bound or reach.need.port) in view.facts.get(dst, {}).get("listen", {}).get("errors", {}):
         return True  # it could not listen there, for a reason that has a row of its own
     loopback = any(f.host == dst and f.kind in ("loopback name", "address") for f in known)
     nameless = any(
@@ -47,6 +48,8 @@ def _explained(view: View, reach: Reach, known: Sequence[Finding]) -> bool:
 
 
 def _fault(view: View, src: str, dst: str, there: Sequence[Reach], back: Sequence[Reach]) -> Fault:
+    if outside := unknown_outside(view, dst):
+        return Fault(dst, src, "bridge", f"{src} cannot reach {dst}", *outside)
     outcomes = {reach.outcome for reach in there}
     ports = listed(sorted({f"{r.need.port} ({r.need.task})" for r in there if r.need.task}))
     if outcomes == {"timeout"}:
@@ -54,7 +57,8 @@ def _fault(view: View, src: str, dst: str, there: Sequence[Reach], back: Sequenc
     outcome = sorted(outcomes - {"timeout"})[0]
     said = OUTCOMES.get(outcome, (f"{outcome} when connecting", "look at the firewall between them"))
     because = next((r.because for r in there if r.because), "") or f"{said[0]}, port {ports}"
-    return Fault(dst, src, outcome, f"{src} cannot reach {dst}", because, said[1])
+    try_ = forwarded(view, dst, [r.need.task for r in there]) or said[1]
+    return Fault(dst, src, outcome, f"{src} cannot reach {dst}", because, try_)
 
 
 OUTCOMES = {
@@ -81,7 +85,8 @@ def _silence(view: View, src: str, dst: str, ports: str, back: Sequence[Reach]) 
         return Fault(src, dst, "cut", f"{src} and {dst} cannot talk at all", because, try_)
     works = f"{dst} reaches {src}, but " if _tested(view, dst, src) else ""
     because = f"{works}nothing arrives from {src} at port {ports} of {dst} (timed out)"
-    return Fault(dst, src, "filtered", f"{src} cannot reach {dst}", because, _open(view, src, dst))
+    try_ = forwarded(view, dst, list(view.hosts[dst].ports)) or _open(view, src, dst)
+    return Fault(dst, src, "filtered", f"{src} cannot reach {dst}", because, try_)
 
 
 def _one_way(view: View, sender: str, receiver: str, because: str) -> Fault:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import errno
+import fcntl
 import glob
 import importlib.metadata
 import importlib.util
@@ -21,6 +22,7 @@ import pwd
 import resource
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -364,6 +366,37 @@ def resolve(name: str) -> Any:
     return sorted({str(entry[4][0]) for entry in found})
 
 
+# --- interfaces
+
+
+def interfaces(request: Request) -> Facts:
+    """The IPv4 addresses of this host, loopback left out, and in what kind of container it is, if it is in one."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            try:
+                told = fcntl.ioctl(sock, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:  # an interface without an address
+                continue
+            found.append(socket.inet_ntoa(told[20:24]))
+    return {"addresses": [address for address in found if not address.startswith("127.")], "container": _container()}
+
+
+def _container() -> str:
+    for path, kind in (("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman")):
+        if os.path.exists(path):
+            return kind
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "Kubernetes"
+    try:
+        with open("/proc/1/cgroup") as text:
+            said = text.read()
+    except OSError:  # not Linux
+        return ""
+    signs = (("kubepods", "Kubernetes"), ("docker", "Docker"), ("libpod", "Podman"), ("lxc", "LXC"))
+    return next((kind for sign, kind in signs if sign in said), "")
+
+
 # --- ports
 
 
@@ -602,6 +635,7 @@ SECTIONS: dict[str, Callable[[Request], Any]] = {
     "environment": environment,
     "limits": limits,
     "names": names,
+    "interfaces": interfaces,
     "ports": ports,
     "script": script,
     "cwd": cwd,

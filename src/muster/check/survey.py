@@ -95,7 +95,7 @@ class _Round:
         request = {
             "ask": "facts",
             "names": names,
-            "ports": _ports(w),
+            "ports": w.listens(),
             "cwd": w.cwd,
             "script": w.script,
             "checkpoints": w.checkpoints,
@@ -171,7 +171,7 @@ class _Round:
     # --- pairs
 
     def listen(self) -> None:
-        asked = {w.host: {"ask": "listen", "token": self.token, "ports": _ports(w)} for w in self._fit() if w.ports}
+        asked = {w.host: {"ask": "listen", "token": self.token, "ports": w.listens()} for w in self._fit() if w.ports}
         for host, answer in self.each(asked).items():
             self.facts[host]["listen"] = answer
 
@@ -210,7 +210,7 @@ class _Round:
 
     def _listens(self, need: Need) -> bool:
         told = self.facts.get(need.dst, {}).get("listen")
-        return told is not None and str(need.port) not in told.get("errors", {})
+        return told is not None and str(need.bound or need.port) not in told.get("errors", {})
 
     def measure(self) -> None:
         """Each pair of hosts once, from the side that gets through."""

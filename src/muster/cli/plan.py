@@ -45,7 +45,7 @@ def command(file: Path | None, as_json: bool, task: str, words: tuple[str, ...],
         (
             t.id + (" (chief)" if t.id == plan.chief else ""),
             t.host,
-            t.where if t.listens else t.address,
+            (t.where if t.listens else t.address) + (f" (listens at {t.bound})" if t.listens and t.bind else ""),
             ",".join(map(str, t.gpus)) or "-",
             t.why,
         )

@@ -297,7 +297,7 @@ class AgentLauncher:
             argv=list(task.argv),
             env=task.env,
             cwd=task.cwd,
-            port=task.port if task.listens else 0,
+            port=task.bound.port if task.listens else 0,
             drop=self._drop,
             tty=task.id == self._foreground,
             hello=self._hello_to(task),

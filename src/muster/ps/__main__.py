@@ -62,17 +62,17 @@ def rule(cluster: dict[str, Any]) -> Rule:
 
 
 def listen(cluster: dict[str, Any], run: str, index: int, secret: bytes | None) -> list[socket.socket]:
-    """A local socket; and the plan's address only where somebody on another host needs it."""
+    """A local socket; and the plan's address, or what it is bound to instead, where another host needs it."""
     seats = cluster["cluster"]
     own = seats["ps"][index]
     others = [address for role in ("worker", "chief") for address in seats.get(role, ())]
-    remote = cluster.get("local") is False or any(host(address) != host(own) for address in others)
+    remote = "near" in cluster or cluster.get("local") is False or any(host(address) != host(own) for address in others)
     if remote and secret is None:
         raise Refused(
             "A parameter server that others reach over a network needs a secret", at=own,
             because="none came down MUSTER_FD", try_="start it with muster run",
         )  # fmt: skip
-    return [listen_local(run, index), *([listen_at(own)] if remote else [])]
+    return [listen_local(run, index), *([listen_at(cluster.get("bind", own))] if remote else [])]
 
 
 def host(address: str) -> str:

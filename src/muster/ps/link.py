@@ -208,7 +208,8 @@ class Link:
 def places(cluster: Mapping[str, Any], run: str, task: str) -> list[Place]:
     """Where each ps is for ``task``: its local socket where the plan has both on one host, else its address.
 
-    ``cluster`` is MUSTER_CLUSTER; ``"local": false`` in it forces addresses.
+    ``cluster`` is MUSTER_CLUSTER; ``"local": false`` in it forces addresses, and ``"near"`` lists the ps on our host
+    where the addresses do not tell.
     """
     seats = cluster["cluster"]
     role, _, index = task.partition("/")
@@ -216,7 +217,8 @@ def places(cluster: Mapping[str, Any], run: str, task: str) -> list[Place]:
     found = []
     for number, address in enumerate(seats["ps"]):
         host, _, port = address.rpartition(":")
-        if host == own and cluster.get("local") is not False:
+        near = number in cluster["near"] if "near" in cluster else host == own
+        if near and cluster.get("local") is not False:
             found.append(Place(number, socket_path(run, number)))
         else:
             found.append(Place(number, host=host.strip("[]"), port=int(port)))
