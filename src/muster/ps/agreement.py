@@ -54,6 +54,11 @@ class Agreement:
         self._send([self._flat(values)], {}, 0)
         self.exchange.all({"ask": "store"})
 
+    def keep(self, values: Sequence[Any], label: str) -> None:
+        """Have the ps keep such values beside those in use, in the place of what they kept before."""
+        self._send([self._flat(values)], {}, 0)
+        self.exchange.all({"ask": "keep", "label": label})
+
     def _flat(self, values: Sequence[Any]) -> Floats:
         flat = aligned(self.layout.size)
         for view, parameter, value in zip(self.layout.views(flat), self.layout.parameters, values, strict=True):
@@ -117,6 +122,16 @@ class Agreement:
     def state(self) -> dict[str, Floats]:
         """Values (key "") and each slot (by its Keras name: "momentum"), float32 (layout.size,), from all ps."""
         return dict(zip(["", *self.optimizer.kept()], self._fetch(self.layout, self.optimizer), strict=True))
+
+    def kept(self, label: str) -> list[Floats] | None:
+        """What was kept under ``label``, per parameter; None where a ps has not that."""
+        if any(row["kept"] != label for row in self.exchange.all({"ask": "layout"})):
+            return None
+        flat = aligned(self.layout.size)
+        for link, cut in zip(self.exchange.links, self.layout.cuts, strict=True):
+            link.ask([Header(wire.PULL, wire.KEPT).pack()], [flat[cut.start : cut.stop].data])
+        self.exchange.answered()
+        return self.layout.views(flat)
 
     def _fetch(self, layout: Layout, optimizer: Optimizer) -> list[Floats]:
         arrays = [aligned(layout.size) for _ in range(1 + len(optimizer.kept()))]

@@ -139,6 +139,14 @@ class Client:
         """The chief's way to set the parameters: float32 arrays as in ``declare``. Slots and counts stay."""
         self.agreed.store(values)
 
+    def keep(self, values: Sequence[Any], label: str) -> None:
+        """Have the ps keep values (as in ``declare``) beside those in use, for whoever is the chief then."""
+        self.agreed.keep(values, label)
+
+    def kept(self, label: str) -> list[Floats] | None:
+        """The values that were kept last, per parameter, where that was under ``label``."""
+        return self.agreed.kept(label)
+
     def state(self) -> dict[str, Floats]:
         """Values (key "") and each slot (by its Keras name: "momentum"), float32 (layout.size,), from all ps."""
         return self.agreed.state()

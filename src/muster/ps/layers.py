@@ -12,7 +12,7 @@ from muster.errors import MusterError, Refused
 from muster.ps import wire
 from muster.ps.optimizers import parse
 from muster.ps.slab import Slab
-from muster.ps.slabs import Declaration, declaration
+from muster.ps.slabs import Declaration, Floats, declaration
 from muster.ps.wire import Header, WireError
 
 
@@ -23,6 +23,8 @@ class Layer:
     declaration: Declaration
     slab: Slab
     fingerprint: str
+    kept: Floats | None = None  # values that the chief wants back one day, and what it calls them
+    label: str = ""
 
 
 class Layers:
@@ -69,6 +71,7 @@ class Layers:
         """What is in use and what is staged; ``whole``: the declaration too."""
         answer: dict[str, Any] = {"number": self.number}
         answer["fingerprint"] = self.now.fingerprint if self.now else ""
+        answer["kept"] = self.now.label if self.now else ""
         answer["staged"] = self.staged.fingerprint if self.staged else ""
         if self.now and whole:
             answer["declaration"], answer["steps"] = self.now.declaration.told(), self.now.slab.steps
@@ -84,11 +87,25 @@ class Layers:
 
     def store(self) -> None:
         """Values that were staged take the place of those in use; slots and counts stay."""
+        now, values = self._staged_values()
+        np.copyto(now.slab.values, values)
+
+    def keep(self, label: str) -> None:
+        """Values that were staged are kept beside those in use, in the place of what was kept before."""
+        now, values = self._staged_values()
+        now.kept, now.label = values, label
+
+    def kept(self) -> Floats:
+        if self.now is None or self.now.kept is None:
+            raise Refused(f"ps/{self.index} keeps no values", because="the chief has not asked for it")
+        return self.now.kept
+
+    def _staged_values(self) -> tuple[Layer, Floats]:
         now, staged = self.now, self.staged
         if now is None or staged is None or staged.fingerprint != now.fingerprint:
             raise Refused("There are no values to store", because=f"ps/{self.index} may have been restarted")
-        np.copyto(now.slab.values, staged.slab.values)
         self.staged = None
+        return now, staged.slab.values
 
 
 def available() -> int:

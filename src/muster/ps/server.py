@@ -76,6 +76,7 @@ class Server:
             "layout": self.tell_layout, "commit": self.commit, "join": self.join, "phase": self.turn,
             "share": self.share, "shared": self.shared, "lend": self.lend, "post": self.post, "read": self.read,
             "rate": self.set_rate, "stop": self.set_stop, "stats": self.stats, "store": self.store,
+            "keep": self.keep,
         }  # fmt: skip
 
     def _rule(self, exchange: bool) -> Updates:
@@ -186,6 +187,10 @@ class Server:
 
     def pull(self, peer: Peer, header: Header) -> None:
         slab = self.slab
+        if header.flags & wire.KEPT:
+            kept = self.layers.kept()
+            self._reply(peer, Header(wire.ANSWER, layout=self.number, data=kept.nbytes).pack(), kept)
+            return
         if header.flags & wire.WITH_SLOTS:
             data = [slab.values, *slab.slots]
             fields = {"number": self.updates.version, "layout": self.number, "data": sum(a.nbytes for a in data)}
@@ -281,6 +286,10 @@ class Server:
 
     def store(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
         self.layers.store()
+        return {}
+
+    def keep(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        self.layers.keep(str(told["label"]))
         return {}
 
     def _restart_updates(self, slab: Slab) -> None:

@@ -39,6 +39,7 @@ SCALED = 4  # PUSH: factors that clip each piece of the slab (float64) come befo
 WITH_SLOTS = 8  # PULL, DECLARE: the optimizer's slots come behind the values
 STOP = 16  # ANSWER of ps 0: training is to stop
 LATE = 32  # ANSWER: this gradient came after its round was closed, and was dropped
+KEPT = 128  # PULL: the values that the chief has had kept, not those in use
 SUMS = 64  # ANSWER: not the parameters but the sums of squares of the averaged gradient, for clipping
 
 META_LIMIT = 16 << 20  # JSON of a task that has proved itself; a declaration of 100,000 variables is about 8 MB

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from muster.train.batches import Arrays
+from muster.train.best import Best
 from muster.train.calls import Calls
 from muster.train.notes import HERE, LEFT, OUT
 from muster.train.part import Part
@@ -26,6 +27,7 @@ class Chief(Part):
     def _train(self) -> Any:
         o, model = self.options, self.model
         calls = self.calls = Calls(model, o, self._shown(), True, self.keras)
+        self.best = Best(calls, self.compute, self.client, self.reports)
         model.stop_training = False
         logs: dict[str, Any] = {}
         start = self._prepare(calls)
@@ -65,6 +67,7 @@ class Chief(Part):
             memory = notes.memory()
             calls.remember(memory.get("calls", []))
             self._history(memory)
+            self.best.back(memory.get("best", ""))
             notes.own = before
         else:
             self._heed()
@@ -135,7 +138,9 @@ class Chief(Part):
     def _closed(self, epoch: int, stop: bool) -> None:
         history = self.model.history
         told = {name: [v if isinstance(v, float) else None for v in row] for name, row in history.history.items()}
-        self.notes.keep({"history": told, "epochs": list(history.epoch), "calls": self.calls.memory()})
+        self.best.keep(f"{self.me.attempt}/{epoch}")
+        memory = {"history": told, "epochs": list(history.epoch), "calls": self.calls.memory(), "best": self.best.label}
+        self.notes.keep(memory)
         self.notes.tell(closed=epoch, stop=stop)
 
     def _end(self, calls: Calls, logs: dict[str, Any]) -> Any:

@@ -335,6 +335,54 @@ def test_a_worker_that_comes_back_after_the_end_gets_the_values_and_ends():
         late.client.close()
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_the_best_weights_outlive_the_chief_or_it_is_said_that_they_do_not(told):
+    """The best epoch is the second; the chief dies in the third. ``told``: whether its note came to match the ps."""
+
+    class Score(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["score"] = float(epoch == 1)
+            at_end.setdefault(epoch, self.model.get_weights())
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2 and not died.is_set():
+                died.set()
+                raise Died
+
+    class Died(Exception):
+        pass
+
+    at_end, died = {}, threading.Event()
+
+    def life(worker):
+        model = fresh(lambda: classifier(layers=[L.BatchNormalization(), L.Dropout(0.1)]))
+        stop = keras.callbacks.EarlyStopping("score", mode="max", patience=50, restore_best_weights=True)
+        calls = [Score(), stop] if worker.index == 0 else []
+        worker.fit(model, X, Y, batch_size=20, epochs=4, callbacks=calls, verbose=0)
+        return model.get_weights(), [r["text"] for r in worker.reports.of("Said") if "best weights" in r["text"]]
+
+    def script(worker):
+        try:
+            return life(worker)
+        except Died:
+            worker.client.close()
+            if not told:
+                for server in worker.run.servers:
+                    server.layers.now.label = "of an epoch that no note tells of"
+            again = Worker(worker.run, worker.index, attempt=2)
+            try:
+                return life(again)
+            finally:
+                again.client.close()
+
+    with Run(mode="sync") as run:
+        (weights, said), *others = run.all(script)
+    floats = [i for i, w in enumerate(weights) if w.dtype == np.float32]
+    restored = all(np.array_equal(weights[i], at_end[1][i]) for i in floats)
+    assert restored is told and bool(said) is not told
+    assert all(np.array_equal(weights[i], other[i]) for other, _ in others for i in floats)
+
+
 def test_chunks_are_each_loaded_once_an_epoch():
     loaded, lock = [], threading.Lock()
 
