@@ -201,28 +201,39 @@ def judged(link: Link) -> Verdict | None:
     return Verdict(link, "error" if "error" in found.values() else "warning", tuple(found))
 
 
-def better(first: Link, second: Link) -> Link:
-    """What two measurements of one link say together: the better round trip and rates, which only ever look worse than
-    they are, and the loss of both, which is chance."""
-    if second.error:
-        return first
-    quick = min((first, second), key=lambda link: link.rtt_p50 if link.rtt_p50 is not None else inf)
+def agreed(looks: Sequence[Link]) -> Link:
+    """What several measurements of one link say together. A busy host makes a link look slower and narrower than it is,
+    and never faster: the best round trip and rates count. It also makes TCP send again what was not lost, in one look
+    and hardly in the next: the middle loss counts, of two the smaller one. What is wrong with a link is so in each."""
+    good = [look for look in looks if not look.error] or looks[:1]
+    quick = min(good, key=lambda link: link.rtt_p50 if link.rtt_p50 is not None else inf)
     return replace(
         quick,
-        loss_forth=_mean(first.loss_forth, second.loss_forth),
-        loss_back=_mean(first.loss_back, second.loss_back),
-        segments=first.segments + second.segments,
-        mbit_forth=_most(first.mbit_forth, second.mbit_forth),
-        mbit_back=_most(first.mbit_back, second.mbit_back),
+        loss_forth=_middle(look.loss_forth for look in good),
+        loss_back=_middle(look.loss_back for look in good),
+        segments=max(look.segments for look in good),
+        mbit_forth=_most(look.mbit_forth for look in good),
+        mbit_back=_most(look.mbit_back for look in good),
     )
 
 
-def _mean(*shares: float | None) -> float | None:
-    known = [share for share in shares if share is not None]
-    return sum(known) / len(known) if known else None
+def doubtful(looks: Sequence[Link]) -> bool:
+    """Is another look worth its seconds? Yes after one that found anything; after two, if they do not agree, or if it
+    is the bandwidth alone, which needs the processors of both ends all the time."""
+    if len(looks) < 2:
+        return any(judged(look) for look in looks)
+    verdict = judged(agreed(looks))
+    if len(looks) > 2 or any(look.error for look in looks):
+        return False
+    return verdict.kinds == ("mbit",) if verdict else judged(looks[-1]) is not None
 
 
-def _most(*rates: float | None) -> float | None:
+def _middle(shares: Iterable[float | None]) -> float | None:
+    known = sorted(share for share in shares if share is not None)
+    return known[(len(known) - 1) // 2] if known else None
+
+
+def _most(rates: Iterable[float | None]) -> float | None:
     return max((rate for rate in rates if rate is not None), default=None)
 
 

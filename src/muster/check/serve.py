@@ -98,7 +98,9 @@ ASKED: dict[str, Callable[[Examination, dict[str, Any]], dict[str, Any]]] = {
     "reach": lambda _, request: pairs.reach(request["targets"], request["token"], request["within"]),
     "spare": Examination.spare,
     "half_open": Examination.half_open,
-    "measure": lambda _, request: pairs.measure(request["target"], request["token"], request["within"]),
+    "measure": lambda _, request: pairs.measure(
+        request["target"], request["token"], request["within"], request.get("patient", False)
+    ),
     "hush": Examination.hush,
 }
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from muster.check.channel import Channel, ChannelBroken
 from muster.check.findings import Job, Link, Need, Pairs, Reach, Wanted, dialled, needs
-from muster.check.network import better, judged
+from muster.check.network import agreed, doubtful
 from muster.check.unreachable import ssh_verdict
 
 Opener = Callable[[Wanted], Channel]
@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 Turn = Callable[[str], AbstractContextManager[None]]
 
 ALONE, CONNECT, MEASURE = 20.0, 3.0, 10.0  # seconds for: one host's facts, one connection, one link
-SECOND_LOOK = 10.0  # seconds for measuring doubtful links once more
+MORE_LOOKS = 12.0  # seconds for measuring doubtful links again
 AGAIN = (0.5, 1.5, 4.0, 4.0, 8.0)  # seconds to wait before asking an sshd again that was too busy
 
 
@@ -231,23 +231,25 @@ class _Round:
                         changed.notify_all()
 
         _at_once([work] * max(1, len(self.channels) // 2))
-        self._second_look(pending)
+        self._more_looks(pending)
 
-    def _second_look(self, needed: Mapping[frozenset[str], Need]) -> None:
-        """A link that looks bad is measured again while nothing else runs: a fault stays, a busy moment does not. Few
-        links, and not for long: where most are bad it is the network, and there is nothing to doubt."""
-        until = time.monotonic() + SECOND_LOOK
+    def _more_looks(self, needed: Mapping[frozenset[str], Need]) -> None:
+        """A link that looks bad is measured again, longer and while nothing else runs: a fault stays, a busy moment
+        does not. Few links, and not for long: where most are bad it is the network, and there is nothing to doubt."""
+        until = time.monotonic() + MORE_LOOKS
         for index, link in enumerate(self.links):
-            if judged(link) and time.monotonic() < until:
+            looks = [link]
+            while doubtful(looks) and time.monotonic() < until:
                 self.progress(f"{link.a} - {link.b} once more")
-                self.links[index] = better(link, self._link(needed[frozenset((link.a, link.b))]))
+                looks.append(self._link(needed[frozenset((link.a, link.b))], patient=True))
+            self.links[index] = agreed(looks)
 
-    def _link(self, need: Need) -> Link:
+    def _link(self, need: Need, patient: bool = False) -> Link:
         within = min(MEASURE, self._left() - 2)
         if within < 1:
             return Link(need.src, need.dst, error="time was up")
         target = {"address": need.address, "port": need.port}
-        request = {"ask": "measure", "token": self.token, "target": target, "within": within}
+        request = {"ask": "measure", "token": self.token, "target": target, "within": within, "patient": patient}
         answer = self.each({need.src: request}, within + 4).get(need.src, {"error": "no answer"})
         return _measured(need, answer)
 

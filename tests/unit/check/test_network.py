@@ -3,8 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from muster.check.findings import Finding, Job, Link, Need, Pairs, Reach, Wanted, needs
-from muster.check.network import better, blame, judged, step
+from muster.check.network import agreed, blame, doubtful, judged, step
 from muster.check.verdicts import judge, slowest
 from muster.check.view import View
 
@@ -149,10 +151,50 @@ def test_a_link_that_was_not_measured_is_unknown() -> None:
     assert (finding.severity, finding.peer) == ("unknown", "c")
 
 
-def test_two_looks_keep_the_better_figures_and_share_the_loss() -> None:
-    both = better(replace(SLOW, mbit_forth=100.0), replace(GOOD, loss_forth=0.01, mbit_forth=90.0))
-    assert (both.rtt_p50, both.mbit_forth, both.loss_forth, both.segments) == (0.2, 100.0, 0.005, 2400)
-    assert better(GOOD, Link("a", "b", error="time was up")) == GOOD
+def test_looks_together_keep_the_best_figures_and_the_middle_loss() -> None:
+    both = agreed([replace(SLOW, mbit_forth=100.0), replace(GOOD, loss_forth=0.01, mbit_forth=90.0)])
+    assert (both.rtt_p50, both.mbit_forth, both.loss_forth, both.segments) == (0.2, 100.0, 0.0, 1200)
+    assert agreed([GOOD, Link("a", "b", error="time was up")]) == GOOD
+    three = [
+        replace(GOOD, loss_back=loss, mbit_back=mbit) for loss, mbit in ((0.02, 150.0), (0.0, 90.0), (0.004, 300.0))
+    ]
+    assert (agreed(three).loss_back, agreed(three).mbit_back) == (0.004, 300.0)
+    assert agreed([Link("a", "b", error="time was up")]).error
+
+
+NARROW, LOSSY = replace(GOOD, mbit_back=90.0), replace(GOOD, loss_forth=0.01)
+LATE = Link("a", "b", error="time was up")
+
+
+@pytest.mark.parametrize(
+    ("looks", "again", "kinds"),
+    [
+        ([GOOD], False, None),
+        ([NARROW], True, ("mbit",)),
+        ([LOSSY], True, ("loss",)),
+        ([NARROW, GOOD], False, None),
+        ([NARROW, NARROW], True, ("mbit",)),  # both ends may have been busy twice
+        ([NARROW, NARROW, GOOD], False, None),
+        ([NARROW, NARROW, NARROW], False, ("mbit",)),
+        ([LOSSY, GOOD], False, None),
+        ([GOOD, LOSSY], True, None),
+        ([LOSSY, LOSSY], False, ("loss",)),
+        ([NARROW, LOSSY], True, None),  # one look says this, the next says that
+        ([NARROW, LATE], False, ("mbit",)),
+        ([LATE], False, None),
+    ],
+)
+def test_a_finding_needs_looks_that_agree(looks: list[Link], again: bool, kinds: tuple[str, ...] | None) -> None:
+    verdict = judged(agreed(looks))
+    assert (doubtful(looks), verdict.kinds if verdict else None) == (again, kinds)
+
+
+def test_a_planted_fault_is_bad_in_every_look() -> None:
+    planted = replace(GOOD, rtt_p50=50.0, rtt_min=49.8, loss_back=0.01, mbit_forth=9.0, mbit_back=7.0)
+    busy = replace(planted, rtt_p50=61.0, loss_back=0.012)
+    assert doubtful([busy]) and not doubtful([busy, planted])
+    verdict = judged(agreed([busy, planted]))
+    assert verdict and verdict.kinds == ("rtt ms", "loss", "mbit") and verdict.link.rtt_p50 == 50.0
 
 
 def test_step_time_of_ps_and_ring() -> None:
