@@ -1,6 +1,7 @@
 """What the agent promises beyond the verbs of a launcher: environment, pipe, ports, strays, and its own end."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
