@@ -141,14 +141,16 @@ class Lab:
         )
         _call(["ip", "-n", self.switch, "-batch", "-"], "link add br0 type bridge\nlink set br0 up\n" + links)
         for machine in self._machines.values():
-            lines = (
-                f"addr add {machine.address}/24 dev eth0\nlink set lo up\nlink set eth0 up\n"
-                # BBR, where it is the default, hides loss; a machine of the lab behaves as most do.
-                f"route change {NETWORK}.0/24 dev eth0 src {machine.address} congctl cubic\n"
+            lines = f"addr add {machine.address}/24 dev eth0\nlink set lo up\nlink set eth0 up\n" + self._route(
+                machine, "eth0"
             )
             _call(["ip", "-n", machine.space, "-batch", "-"], lines)
             # Without this a veth passes 64 KB at a time, and "1 % of the packets" would mean something else.
             _call([*_net(machine), "ethtool", "-K", "eth0", "tso", "off", "gso", "off", "gro", "off"])
+
+    def _route(self, machine: Machine, device: str) -> str:
+        """BBR, where it is the default, hides loss; a machine of the lab behaves as most do."""
+        return f"route change {NETWORK}.0/24 dev {device} src {machine.address} congctl cubic\n"
 
     def _furnish(self, machine: Machine) -> None:
         for part in ("tmp", "home", "apart"):
@@ -314,6 +316,11 @@ class Lab:
         file = self._machines[host].folder / "hosts"
         kept = [line for line in file.read_text().splitlines() if name not in line.split()[1:]]
         file.write_text("\n".join([*kept, *([f"{address} {name}"] if address else [])]) + "\n")
+
+    def rename_interface(self, host: str, old: str, new: str) -> None:
+        machine = self._machines[host]
+        lines = f"link set {old} down\nlink set {old} name {new}\nlink set {new} up\n" + self._route(machine, new)
+        _call(["ip", "-n", machine.space, "-batch", "-"], lines)
 
     def change_host_key(self, host: str) -> None:
         machine = self._machines[host]

@@ -347,6 +347,23 @@ def test_a_name_with_two_addresses_one_of_them_dead(ours: Site):
             file.write_text(text)
 
 
+def test_interfaces_have_another_name_on_each_machine(ours: Site):
+    """NW-11: only addresses count, though every machine has the same one on a docker0 besides."""
+    for n, host in enumerate((PS0, WORKER0)):
+        ours.lab.rename_interface(host, "eth0", f"enp{n}s0")
+    for host in SEED:
+        ours.lab.run_in(host, ["sh", "-c", "ip link add docker0 type bridge && ip addr add 172.17.0.1/16 dev docker0"])
+        ours.lab.run_in(host, ["ip", "link", "set", "docker0", "up"])
+    try:
+        launch = training(ours)
+        finish(ours, launch)
+    finally:
+        for n, host in enumerate((PS0, WORKER0)):
+            ours.lab.rename_interface(host, f"enp{n}s0", "eth0")
+        for host in SEED:
+            ours.lab.run_in(host, ["ip", "link", "del", "docker0"])
+
+
 def test_a_certificate_is_made_for_each_task_of_each_run(ours: Site, tmp_path: Path):
     """The authority lives in the launcher: two runs share nothing."""
     launch = training(ours)

@@ -56,10 +56,20 @@ def test_an_exit_code_and_a_signal_are_told_apart(code, said):
             "Collective",
             "before any other use of TensorFlow",
         ),
+        (
+            Exited(3.4, "worker/1", 1, 1, tail="E1101 chttp2.cc: ENHANCE_YOUR_CALM: Too many pings\n"),
+            "Too many pings",
+            "GRPC_ARG_KEEPALIVE_TIME_MS",
+        ),
+        (
+            Exited(3.4, "worker/1", 1, 1, "tensorflow...ResourceExhaustedError: OOM when allocating tensor"),
+            "OOM when allocating tensor",
+            "a smaller batch",
+        ),
     ],
 )
 def test_a_failure_is_told_in_four_rows(exit, because, hint):
-    """P13, P14, P20, CD-10."""
+    """P13, P14, P20, CD-10, NW-16, GP-02."""
     told = summary(exit)
     assert told.cause == f"worker/1 on here ended 3 s after it started ({said_code(exit.code)}); too many restarts"
     assert because in told.because and hint in told.try_

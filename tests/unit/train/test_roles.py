@@ -50,6 +50,7 @@ def test_a_server_of_its_own_is_left_alone(job):
     ],
 )
 def test_a_session_sees_the_ps_itself_and_the_chief(task, roles, filters):
+    """NW-03: where a chief holds state, it is seen too; a ps has no session and filters nobody."""
     assert device_filters(Context(task=task, cluster=dict.fromkeys(roles, ("a:1",)))) == filters
 
 
