@@ -44,7 +44,8 @@ from muster.state import Phase
 from muster.summary import summarise
 from muster.supervise import supervise
 from muster.waits import waits, what_it_evaluates
-from muster.watch.terminal import Screen, end_table, footer, headline
+from muster.watch.ending import end_table, footer, headline
+from muster.watch.terminal import Screen
 
 PLAN = make(ps=1, workers=2, evaluator=True)
 ME = "evaluator/0"

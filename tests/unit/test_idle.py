@@ -11,7 +11,7 @@ from muster.events import Exited, GpuUse, RunEnded, Spawned, Started, Step, Stop
 from muster.idle import idle, shared
 from muster.launch.fake import says
 from muster.summary import summarise
-from muster.watch.terminal import end_table, gpu_cell
+from muster.watch.ending import end_table, gpu_cell
 
 PLAN = make([Host("gpu-a", "10.0.0.1", gpus=[4, 5])], ps=1, workers=2)
 

@@ -11,8 +11,10 @@ from muster.launch import Output
 from muster.launch.fake import FakeLauncher
 from muster.summary import summarise
 from muster.supervise import supervise
+from muster.watch.chatter import Chatter, is_chatter
+from muster.watch.ending import clock, end_table, footer, headline
 from muster.watch.lines import MOST_SHOWN, Budget, Lines, show
-from muster.watch.terminal import Chatter, Screen, clock, current, end_table, footer, headline, is_chatter, phases
+from muster.watch.terminal import Screen, current, phases
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ def command(run: str) -> int:
     """Show RUN (the newest, or a named one) as if it had been started here. Ctrl-C leaves it running."""
     from rich.console import Console
 
-    from muster.cli.run import _tell
     from muster.journal import find
     from muster.summary import summarise
+    from muster.watch.ending import tell
     from muster.watch.follow import follow
     from muster.watch.terminal import Screen
 
@@ -46,7 +46,7 @@ def command(run: str) -> int:
         return 0
     screen.close()
     summary = summarise(state, plan, state.now, str(folder.path))
-    _tell(console, summary, plan)
+    tell(console, summary, plan)
     return summary.exit_code
 
 

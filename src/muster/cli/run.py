@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # imported only when a run begins: help and errors answer at 
     from muster.journal import RunFolder
     from muster.plan import Plan
     from muster.run import CheckFailed, Watchers
-    from muster.summary import Summary
     from muster.supervise import Watcher
 
 
@@ -64,6 +63,7 @@ def command(
         _no_such_flag(words[0])
     cluster, said = find_cluster(file, flags)
     from muster.run import CheckFailed, Request, find_script, run
+    from muster.watch.ending import tell as tell_end
 
     script = find_script(words, cluster.launcher == "local" or sync is not None)
     if detach:
@@ -86,7 +86,7 @@ def command(
         plan, summary, _ = run(request, _watchers(console, said, only, lines), bells)
     except CheckFailed as failed:
         return _unfit(console, failed, as_json)
-    _tell(console, summary, plan)
+    tell_end(console, summary, plan)
     if as_json:
         print(json.dumps(summary.as_json()), flush=True)
     return summary.exit_code
@@ -137,24 +137,6 @@ def _watchers(console: Console, said: str, only: str, lines: str) -> Watchers:
         return [screen]
 
     return watchers
-
-
-def _tell(console: Console, summary: Summary, plan: Plan) -> None:
-    """The user's own traceback first, then the table, then cause and remedy."""
-    from muster.watch.terminal import end_table, footer, headline
-
-    if summary.trace:
-        console.print(summary.trace + "\n", markup=False, soft_wrap=True)
-    console.print(headline(summary, plan), style="bold", soft_wrap=True)
-    console.print(end_table(summary, plan, console.width))
-    for text in footer(summary):
-        console.print(text, style="dim", soft_wrap=True)
-    for text in summary.warnings:
-        console.print(f"warning: {text}", style="yellow", soft_wrap=True)
-    if not summary.ok:
-        rows = [("because", summary.because), ("try", summary.try_)]
-        told = [summary.cause, *(f"  {label:<8}  {text}" for label, text in rows if text)]
-        console.print("\n".join(told), markup=False, soft_wrap=True)
 
 
 def _no_such_flag(word: str) -> None:

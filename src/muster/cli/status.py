@@ -14,7 +14,8 @@ def command(run: str, as_json: bool) -> int:
     from muster.journal import find
     from muster.summary import summarise
     from muster.waits import waits
-    from muster.watch.terminal import current, end_table, footer, headline, phases
+    from muster.watch.ending import end_table, footer, headline
+    from muster.watch.terminal import current, phases
 
     folder = find(run)
     plan = folder.plan()

@@ -1,16 +1,14 @@
-"""The screen of a run: every task's lines as they come, a bar with steps/s, loss and time left, and the end table.
+"""The screen of a run: every task's lines as they come, and a bar with steps/s, loss and time left.
 
 On a terminal the bar stands below the lines. Anywhere else (a file, CI) it is a plain line every few seconds, and there
 are no colours.
 """
 
-import re
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -21,8 +19,10 @@ from muster.events import Concluded, Evaluating, Event, Exited, HostLost, Said, 
 from muster.launch import Output
 from muster.plan import Plan
 from muster.state import Phase, State
-from muster.summary import Summary, said_code
+from muster.summary import said_code
 from muster.waits import Wait, what_it_evaluates
+from muster.watch.chatter import Chatter
+from muster.watch.ending import clock
 from muster.watch.lines import Budget, Lines
 
 COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
@@ -212,43 +212,6 @@ class Screen:
                 self._print(task, f"... {budget.hidden:,} lines not shown; the log has them", "dim")
 
 
-CHATTER = re.compile(
-    r"[IW]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |\d{4}-\d\d-\d\d [\d:.]+: [IW] |To enable the following instructions: "
-    r"|WARNING: All log messages before absl::InitializeLog"
-)
-
-
-def is_chatter(line: str) -> bool:
-    """TensorFlow's own notices and warnings, in C++ log format: kept in the logs, left out on the screen."""
-    return CHATTER.match(line) is not None
-
-
-# What TensorFlow prints on the lines after a notice: a configuration in protobuf's text form, a list of tasks, a node.
-CONFIG = re.compile(
-    r"(device_count|gpu_options|experimental|pluggable_device_options|rpc_options|graph_options) \{"
-    r"|allow_soft_placement: |(intra|inter)_op_parallelism_threads: "
-    r"|isolate_session_state: |/job:\w+/replica:\d+/task:\d+|\s*\[\[\{\{node |$"
-)
-
-
-class Chatter:
-    """Tells TensorFlow's own notices, with the lines that belong to them, from what a script prints."""
-
-    def __init__(self) -> None:
-        self._within = False  # a notice has just been, and its further lines may follow
-        self._depth = 0
-
-    def takes(self, line: str) -> bool:
-        if not (is_chatter(line) or (self._within and (self._depth > 0 or CONFIG.match(line)))):
-            self._within = False
-            return False
-        self._within = True
-        self._depth = (
-            max(0, self._depth + line.count("{") - line.count("}")) if not line.lstrip().startswith("[[") else 0
-        )
-        return True
-
-
 def current(state: State) -> int:
     """The global step now: the newest report of any living task, or the highest ever."""
     steps = [(t.stepped, t.step) for t in state.tasks.values() if t.step >= 0]
@@ -260,73 +223,3 @@ def phases(state: State) -> str:
     for name, t in state.tasks.items():
         counts.setdefault(t.phase.value, []).append(name)
     return "; ".join(f"{', '.join(names) if len(names) < 6 else len(names)} {phase}" for phase, names in counts.items())
-
-
-def clock(seconds: float) -> str:
-    """Seconds as people say them: ``42 s``, ``3:05``, ``1:02:03``."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, s = divmod(int(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
-
-
-def gpu_cell(gpu: str, used: int | None) -> str:
-    """``0 idle``, ``1 5.1 GiB``, or the GPU alone where nobody knows."""
-    return gpu if used is None else f"{gpu} idle" if not used else f"{gpu} {used / (1 << 30):.1f} GiB"
-
-
-WIDE = 96  # columns from which the table has room for log names
-
-
-def headline(summary: Summary, plan: Plan) -> str:
-    """How it went in one line: ``succeeded in 18 s, 480 steps, 95 steps/s, accuracy 0.968``."""
-    rate = f", {summary.steps_per_s:,.0f} steps/s" if summary.steps_per_s else ""
-    metrics = "".join(f", {name} {value:.4g}" for name, value in summary.metrics.items())
-    served = {"ps"} if plan.run.kind != "pss" else {"ps", "worker"}  # they serve until they are told to go
-    forced = sum(t.forced for t in summary.tasks if plan.tasks[t.task].role not in served)
-    note = f" ({forced} task{'s' * (forced > 1)} had to be ended)" if summary.ok and forced else ""
-    steps = f", {summary.steps:,} steps" if summary.steps else ""
-    return f"{summary.result}{note} in {clock(summary.seconds)}{steps}{rate}{metrics}"
-
-
-def footer(summary: Summary) -> list[str]:
-    """What stands below the table: the batch in sync, samples, gradients that came too late, where the logs are."""
-    told = []
-    if summary.batches > 1 and summary.steps:
-        told.append(
-            f"sync: an update averages the batches of {summary.batches} workers, so the run's batch was "
-            f"{summary.batches} times a worker's; the learning rate was left as set"
-        )
-    if summary.samples is not None:
-        told.append(f"{summary.samples:,} samples trained on, {summary.samples_repeated:,} of them repeated")
-    if dropped := sum(t.dropped for t in summary.tasks):
-        told.append(f"{dropped:,} gradients came after their round was closed, and were dropped")
-    for t in summary.tasks:
-        if t.evaluations:
-            many = f"{t.evaluations:,} checkpoint{'s' * (t.evaluations > 1)} evaluated"
-            told.append(f"{t.task}: {many}, the last of them {Path(t.evaluated).name}")
-    return told + ([f"logs: {summary.logs}/"] if summary.logs else [])
-
-
-def end_table(summary: Summary, plan: Plan, width: int = 120) -> Table:
-    """For each task its steps, restarts, exit, staleness and log; in ``width`` columns."""
-    stale = any(t.staleness is not None for t in summary.tasks)
-    gpus = any(t.gpus for t in summary.tasks)
-    columns = ["task", "host", "state", "steps", "restarts", "exit"]
-    columns += [*(["staleness"] if stale else []), *(["GPU"] if gpus else [])]
-    columns += ["log"] if width >= WIDE else []
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in columns:
-        right = column in ("steps", "restarts", "staleness")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column not in ("exit", "log"))
-    for t in summary.tasks:
-        cells = [t.task, t.host, t.phase, f"{t.steps:,}" if t.steps else "", str(t.restarts), t.exit]
-        if stale:
-            cells.append("" if t.staleness is None else f"{t.staleness:.1f} ({t.staleness_max})")
-        if gpus:
-            cells.append(", ".join(gpu_cell(gpu, used) for gpu, used in t.gpus.items()))
-        table.add_row(
-            *cells, *([Path(t.log).name] if width >= WIDE else []), style="red" if t.phase == "failed" else ""
-        )
-    return table
