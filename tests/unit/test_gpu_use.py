@@ -43,9 +43,9 @@ def test_strangers_are_those_that_are_of_no_task_of_ours():
 
 
 def test_a_task_is_its_session_its_descendants_and_who_carries_its_marks():
-    family = {10: (1, 10), 11: (10, 10), 12: (11, 12), 13: (1, 13), 14: (1, 14)}
-    marks = {10: (b"r", b"w/0"), 11: (), 12: (), 13: (b"r", b"w/0"), 14: (b"r", b"w/1")}
-    assert of_task(10, family, marks) == {10, 11, 12, 13}
+    family = {10: (1, 10), 11: (10, 10), 12: (11, 12), 13: (1, 13), 14: (1, 14), 15: (12, 15)}
+    marks = {10: (b"r", b"w/0"), 11: (), 12: (), 13: (b"r", b"w/0"), 14: (b"r", b"w/1"), 15: ()}
+    assert of_task(10, family, marks) == {10, 11, 12, 13, 15}
 
 
 def test_the_modules_of_a_look_stand_by_themselves():

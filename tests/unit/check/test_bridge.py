@@ -40,7 +40,7 @@ def test_an_address_that_only_the_machine_of_the_container_has_is_one_row():
         {},
         {"addresses": ["172.17.0.2"], "container": ""},
         {"addresses": ["10.0.0.7"], "container": "Docker"},
-        {"addresses": ["10.0.0.7", "172.17.0.1"], "container": "Docker"},  # on the network of its machine
+        {"addresses": ["172.17.0.1", "10.0.0.7"], "container": "Docker"},  # on the network of its machine
     ],
 )
 def test_elsewhere_it_is_a_wrong_address(interfaces):
