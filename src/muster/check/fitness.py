@@ -291,7 +291,7 @@ def _taken(view: View, host: str, task: str, port: int, entry: Mapping[str, Any]
     where = f"port {port} of {task}"
     if entry["error"] == "EADDRNOTAVAIL":
         because = f"no interface of that host has {view.hosts[host].bind or view.hosts[host].address}"
-        try_ = "set address to one that `ip addr` shows there; where a router passes on to it: bind to that one"
+        try_ = 'set address to one that `ip addr` shows there; where something forwards to it: bind = "0.0.0.0"'
         return Finding("error", host, f"{where} cannot be opened at the plan's address", because, try_, kind="address")
     if entry["error"] == "EACCES":
         because, try_ = "ports below 1024 are root's", 'ports = "20000-20999"'
