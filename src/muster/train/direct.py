@@ -21,12 +21,12 @@ def direct(function: Any, tf: Any) -> Call:
     """``function`` as a callable of tensors, for a concrete function that returns a flat list of tensors."""
     if not usable(tf):
         return function  # type: ignore[no-any-return]
-    call, captured = tf.raw_ops.StatefulPartitionedCall, list(function.captured_inputs)
+    call = tf.raw_ops.StatefulPartitionedCall
     kinds = [output.dtype for output in function.outputs]
 
     def called(*tensors: Any) -> Sequence[Any]:
         try:
-            return call(args=[*tensors, *captured], Tout=kinds, f=function)  # type: ignore[no-any-return]
+            return call(args=[*tensors, *function.captured_inputs], Tout=kinds, f=function)  # type: ignore[no-any-return]
         except tf.errors.OpError:
             return function(*tensors)  # type: ignore[no-any-return]  # it fails there too, and says where
 
