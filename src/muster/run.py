@@ -2,11 +2,9 @@
 
 import os
 import shutil
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ from muster.check.examine import facts as found_facts
 from muster.check.findings import Finding
 from muster.cluster import Cluster
 from muster.errors import Refused, RunFailed
-from muster.events import Event, PortTaken, RunEnded, RunStarted, StopAsked, Warned
+from muster.events import Event, PortTaken, RunEnded, RunStarted, Warned
 from muster.journal import Journal, Logs, RunFolder, born, create, planning_lock, ports_in_use
 from muster.launch import local
 from muster.launch.bundle import bundle
@@ -30,6 +28,7 @@ from muster.launch.ssh import Ssh, verdict
 from muster.launch.sweep import sweep_run
 from muster.plan import Facts, Plan, Script, Task, check_task_name, make_plan
 from muster.ps.wire import task_key
+from muster.signals import signals
 from muster.state import State
 from muster.summary import Summary, summarise
 from muster.supervise import Watcher, supervise
@@ -39,56 +38,6 @@ PORT_TRIES = 3
 LEASE, DETACHED_LEASE = 10.0, 120.0  # seconds without a heartbeat after which a remote agent ends its tasks
 
 Watchers = Callable[[Plan, RunFolder], Sequence[Watcher]]
-
-
-def find_script(words: Sequence[str], here: bool = True) -> Script:
-    """The script to run. Raises Refused where it is missing, no file, or not valid Python.
-
-    ``here=False``: it lies on the hosts, which are asked for it before anything starts.
-    """
-    for word in words:
-        if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise Refused(
-                f"{os.fsencode(word)!r} is not UTF-8",
-                at="command line",
-                because="plan and journal are, so it would not reach the tasks as it is",
-                try_="another name, or a file that holds the bytes",
-            )
-    path = Path(words[0])
-    if not here:
-        return Script(words[0], tuple(words[1:]))
-    if not os.path.exists(path):  # false, where Path.exists would raise, for a name that is too long
-        folder = path.parent if path.parent.is_dir() else Path(".")
-        near = [p.name for p in folder.glob("*.py")][:8]
-        raise Refused(
-            f"there is no script {str(path)!r}",
-            at=str(Path.cwd()),
-            try_=f"{folder}/ has {', '.join(near)}" if near else "name a Python file",
-        )
-    if not path.is_file():
-        raise Refused(f"{str(path)!r} is no file", at=str(Path.cwd()))
-    if path.suffix == ".py":
-        check_syntax(path)
-    elif not os.access(path, os.X_OK):
-        raise Refused(
-            f"{str(path)!r} is neither a .py file nor executable", at=str(Path.cwd()), try_=f"chmod +x {path}"
-        )
-    return Script(str(path.absolute()), tuple(words[1:]))
-
-
-def check_syntax(path: Path) -> None:
-    """Raises Refused, with the line, before anything starts: five tasks would print the same error five times."""
-    try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise Refused(
-            f"{path.name} is not valid Python",
-            at=f"{path}, line {line}" if line else str(path),
-            because=getattr(error, "msg", None) or str(error),
-        ) from None
-    except OSError as error:
-        raise Refused(f"{path.name} cannot be read", at=str(path), because=str(error)) from None
 
 
 def plan_only(cluster: Cluster, script: Script) -> Plan:
@@ -151,44 +100,6 @@ def _is_here(name: str, plan: Plan) -> None:
         because=f"it is {found[0][4][0]}, and the launcher is local",
         try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host",
     )
-
-
-class Signals:
-    """A Doorbell: Ctrl-C once asks for a clean end, twice for one at once; SIGTERM and SIGHUP ask once."""
-
-    def __init__(self) -> None:
-        self._read, self._write = socket.socketpair()
-        for sock in (self._read, self._write):
-            sock.setblocking(False)
-        self._asked: list[tuple[str, bool]] = []
-        self.count = 0
-
-    def fileno(self) -> int:
-        return self._read.fileno()
-
-    def ring(self, how: str) -> None:
-        self.count += 1
-        self._asked.append((how, self.count > 1))
-        self._write.send(b"!")
-
-    def take(self, now: float) -> list[Event]:
-        self._read.recv(4096)
-        asked, self._asked = self._asked, []
-        return [StopAsked(now, how, at_once) for how, at_once in asked]
-
-
-HOW = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm", signal.SIGHUP: "sigterm", signal.SIGUSR1: "stop"}
-
-
-@contextmanager
-def signals() -> Iterator[Signals]:
-    bell = Signals()
-    before = {sig: signal.signal(sig, lambda got, _: bell.ring(HOW[signal.Signals(got)])) for sig in HOW}
-    try:
-        yield bell
-    finally:
-        for sig, handler in before.items():
-            signal.signal(sig, handler)
 
 
 @dataclass(frozen=True)

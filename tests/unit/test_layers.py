@@ -15,7 +15,7 @@ LAYERS = [
     {"errors", "events"},
     {"addresses", "cluster", "sources", "plan", "state", "policy", "waits", "summary", "idle", "bound"},
     {"journal", "check", "launch", "ps"},
-    {"supervise", "run", "train", "watch"},
+    {"supervise", "script", "signals", "run", "train", "watch"},
     {"cli"},
     {"__main__"},
 ]

@@ -1,7 +1,7 @@
 """Options that several verbs share. Flags of [run] come from its fields: type, help and default stand there alone."""
 
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from muster.cluster import Cluster, Run, Source, check_run, convert, from_raw, load, overruled, takes
-from muster.errors import Refused
+from muster.errors import Refused, nearest
 
 Decorated = Callable[..., Any]
 HINTS = typing.get_type_hints(Run, include_extras=True)
@@ -114,3 +114,17 @@ def _typed(name: str, text: Any) -> Any:
             except ValueError:
                 continue
     return text
+
+
+def no_stray_flag(words: Sequence[str]) -> None:
+    """Raises Refused where an option that nobody knows stands in the place of the script."""
+    if not words or not words[0].startswith("-") or Path(words[0]).is_file():
+        return
+    known = [f"--{name.replace('_', '-')}" for name in Run.__struct_fields__] + ["--only", "--json", "--cluster"]
+    name = words[0].split("=")[0]
+    raise Refused(
+        f"there is no option {name}",
+        at="command line",
+        because="options of muster stand before the script, those of the script after it",
+        try_=nearest(name, known) or "muster run --help",
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from muster.cli.options import cluster_option, find_cluster, run_options
+from muster.cli.options import cluster_option, find_cluster, no_stray_flag, run_options
 
 
 @click.command("plan", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -20,12 +20,10 @@ def command(file: Path | None, as_json: bool, task: str, words: tuple[str, ...],
     import shlex
 
     from muster.plan import Script, check_task_name
-    from muster.run import find_script, plan_only
+    from muster.run import plan_only
+    from muster.script import find_script
 
-    if words and words[0].startswith("-") and not Path(words[0]).is_file():
-        from muster.cli.run import _no_such_flag
-
-        _no_such_flag(words[0])
+    no_stray_flag(words)
     cluster, said = find_cluster(file, flags)
     script = find_script(words, cluster.launcher == "local") if words else Script("script.py")
     plan = plan_only(cluster, script)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli.options import cluster_option, find_cluster, run_options
+from muster.cli.options import cluster_option, find_cluster, no_stray_flag, run_options
 
 if TYPE_CHECKING:  # imported only when a run begins: help and errors answer at once
     from rich.console import Console
@@ -59,10 +59,10 @@ def command(
 
     if not words:
         raise Refused("no script is named", at="command line", try_="muster run [options] script.py [args...]")
-    if words[0].startswith("-") and not Path(words[0]).is_file():
-        _no_such_flag(words[0])
+    no_stray_flag(words)
     cluster, said = find_cluster(file, flags)
-    from muster.run import CheckFailed, Request, find_script, run
+    from muster.run import CheckFailed, Request, run
+    from muster.script import find_script
     from muster.watch.ending import tell as tell_end
 
     script = find_script(words, cluster.launcher == "local" or sync is not None)
@@ -137,18 +137,3 @@ def _watchers(console: Console, said: str, only: str, lines: str) -> Watchers:
         return [screen]
 
     return watchers
-
-
-def _no_such_flag(word: str) -> None:
-    from muster.cluster import Run
-    from muster.errors import Refused, nearest
-
-    known = [f"--{name.replace('_', '-')}" for name in Run.__struct_fields__] + ["--only", "--json", "--cluster"]
-    name = word.split("=")[0]
-    near = nearest(name, known)
-    raise Refused(
-        f"there is no option {name}",
-        at="command line",
-        try_=f"{near}" if near else "muster run --help",
-        because="options of muster stand before the script, those of the script after it",
-    )
