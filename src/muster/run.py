@@ -26,7 +26,8 @@ from muster.launch.jumps import room, ways
 from muster.launch.pipe import AgentLauncher, Doorbell, HostsUnreached
 from muster.launch.ssh import Ssh, verdict
 from muster.launch.sweep import sweep_run
-from muster.plan import Facts, Plan, Script, Task, check_task_name, make_plan
+from muster.placement import Facts
+from muster.plan import Plan, Script, Task, check_task_name, make_plan
 from muster.ps.wire import task_key
 from muster.signals import signals
 from muster.state import State

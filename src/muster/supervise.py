@@ -26,7 +26,8 @@ from muster.events import (
 from muster.idle import idle, shared
 from muster.journal import Journal, Logs
 from muster.launch import Launcher, Output
-from muster.plan import Facts, Plan
+from muster.placement import Facts
+from muster.plan import Plan
 from muster.policy import EVERYONE, decide, spread, wake
 from muster.state import ALIVE, Phase, State, blank
 from muster.summary import evaluator_warnings

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from muster.events import Waiting
-from muster.plan import PROXIES, Facts, Plan, Task
+from muster.placement import Facts
+from muster.plan import PROXIES, Plan, Task
 from muster.policy import ended_at, given_up, ready_at
 from muster.state import ALIVE, Phase, State, TaskState
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from muster.cluster import Cluster, Host, Run, Source, from_raw
 from muster.events import Event, Exited, Ready, Released, Spawned, Started, Step
-from muster.plan import Facts, Plan, Script, make_plan
+from muster.placement import Facts
+from muster.plan import Plan, Script, make_plan
 from muster.state import State, blank
 
 SCRIPT = Script("/project/train.py")

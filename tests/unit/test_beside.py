@@ -37,7 +37,7 @@ from muster.events import (
 from muster.idle import idle
 from muster.journal import Journal
 from muster.launch.fake import FakeLauncher, says
-from muster.plan import Facts
+from muster.placement import Facts
 from muster.policy import Verdict, decide, given_up, verdict, wake
 from muster.sources import from_tf_config, to_toml
 from muster.state import Phase

@@ -9,7 +9,7 @@ from muster.addresses import Address
 from muster.bound import apart, bound, candidates, free_ports, own_seat
 from muster.cluster import Host, Run
 from muster.errors import Refused
-from muster.plan import Facts
+from muster.placement import Facts
 from muster.ps.link import places
 
 BEHIND = Host(name="gpu-a", address="192.168.1.5", bind="0.0.0.0", ports="3200-3209", bind_ports="2200-2209", ssh="a")

@@ -13,7 +13,7 @@ from muster.launch import bundle
 
 LAYERS = [
     {"errors", "events"},
-    {"addresses", "cluster", "sources", "plan", "state", "policy", "waits", "summary", "idle", "bound"},
+    {"addresses", "cluster", "sources", "placement", "plan", "state", "policy", "waits", "summary", "idle", "bound"},
     {"journal", "check", "launch", "ps"},
     {"supervise", "script", "signals", "run", "train", "watch"},
     {"cli"},

@@ -6,7 +6,8 @@ from making import SCRIPT, make
 
 from muster.cluster import Cluster, Host, Run
 from muster.errors import Refused
-from muster.plan import Facts, Plan, Script, check_task_name, make_plan
+from muster.placement import Facts
+from muster.plan import Plan, Script, check_task_name, make_plan
 
 TWO = [Host("a", "10.0.0.1"), Host("b", "10.0.0.2")]
 

@@ -3,7 +3,7 @@ from making import after, dies, make, started
 
 from muster.cluster import Host
 from muster.events import Exited, Frozen, Listening, PortTaken, Ready, Released, Started, Step, Stopping
-from muster.plan import Facts
+from muster.placement import Facts
 from muster.waits import waits
 
 PLAN = make(ps=1, workers=2)

@@ -11,7 +11,8 @@ from muster.check.verdicts import judge
 from muster.cluster import Cluster, Host
 from muster.launch.jumps import Turns, ways
 from muster.launch.ssh import destination, must_be_here, options
-from muster.plan import PROXIES, Facts, Plan, Task
+from muster.placement import Facts
+from muster.plan import PROXIES, Plan, Task
 
 SHARED = tuple(name for name in VARIABLES if name != "CUDA_VISIBLE_DEVICES")  # the same for all tasks of a host
 

@@ -4,7 +4,8 @@ import os
 import socket
 from pathlib import Path
 
-from muster.plan import PROXIES, Facts
+from muster.placement import Facts
+from muster.plan import PROXIES
 
 
 def facts_here(busy: frozenset[int] = frozenset()) -> Facts:
