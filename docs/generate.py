@@ -16,7 +16,8 @@ import click
 import msgspec
 
 from muster.cli import VERBS, group
-from muster.cluster import LAUNCHERS, Cluster, Host, Run, takes
+from muster.cluster import LAUNCHERS, Cluster, Host, Run
+from muster.clusterfile import takes
 
 HERE = Path(__file__).parent
 MADE = "<!-- made by docs/generate.py from the code: change the fields there, not this page -->"

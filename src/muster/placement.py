@@ -13,8 +13,9 @@ import msgspec
 
 from muster.addresses import is_loopback, key
 from muster.bound import candidates, free_ports, ports_of
-from muster.cluster import ROLES, Cluster, Host, Run, no_evaluator, seats
+from muster.cluster import ROLES, Cluster, Host, Run, seats
 from muster.errors import Refused
+from muster.rules import no_evaluator
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -1,13 +1,10 @@
 """One run from request to summary: check, place, reserve ports, start, supervise, show, leave nothing behind."""
 
 import os
-import shutil
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,18 +13,18 @@ from muster.check.examine import examine
 from muster.check.examine import facts as found_facts
 from muster.check.findings import Finding
 from muster.cluster import Cluster
-from muster.errors import Refused, RunFailed
+from muster.errors import RunFailed
 from muster.events import Event, PortTaken, RunEnded, RunStarted, Warned
 from muster.journal import Journal, Logs, RunFolder, born, create, planning_lock, ports_in_use
 from muster.launch import local
 from muster.launch.bundle import bundle
-from muster.launch.here import facts_here
 from muster.launch.jumps import room, ways
 from muster.launch.pipe import AgentLauncher, Doorbell, HostsUnreached
 from muster.launch.ssh import Ssh, verdict
 from muster.launch.sweep import sweep_run
 from muster.placement import Facts
 from muster.plan import Plan, Script, Task, check_task_name, make_plan
+from muster.planning import check_here, plan_here
 from muster.ps.wire import task_key
 from muster.signals import signals
 from muster.state import State
@@ -39,68 +36,6 @@ PORT_TRIES = 3
 LEASE, DETACHED_LEASE = 10.0, 120.0  # seconds without a heartbeat after which a remote agent ends its tasks
 
 Watchers = Callable[[Plan, RunFolder], Sequence[Watcher]]
-
-
-def plan_only(cluster: Cluster, script: Script) -> Plan:
-    """What ``muster plan`` shows: this machine is looked at, other hosts are not asked."""
-    if cluster.launcher == "local":
-        return plan_here(cluster, script)[0]
-    return make_plan(cluster, script, os.getcwd(), {}, python="python3")
-
-
-def plan_here(cluster: Cluster, script: Script, busy: frozenset[int] = frozenset()) -> tuple[Plan, dict[str, Facts]]:
-    """The plan of ``script`` on this machine as it is now."""
-    here = facts_here(busy)
-    names = [host.name for host in cluster.hosts] or ["here"]
-    facts = dict.fromkeys(names, here)
-    return make_plan(cluster, script, os.getcwd(), facts), facts
-
-
-def check_here(plan: Plan) -> None:
-    """What can be known before anything starts, on this machine. Raises Refused."""
-    for python in dict.fromkeys(task.python for task in plan.tasks.values()):
-        if shutil.which(python) is None:
-            raise Refused(
-                f"there is no interpreter {python!r}",
-                at=plan.source or "this machine",
-                try_='python = "/path/to/python" in [[hosts]]',
-            )
-    for task in plan.tasks.values():
-        if not Path(task.cwd).is_dir():
-            raise Refused(
-                f"the folder of {task.id} does not exist",
-                at=f"{task.host}: {task.cwd}",
-                try_='cwd = "..." in [[hosts]]',
-            )
-    for name in {task.bound.host for task in plan.tasks.values()}:
-        _is_here(name, plan)
-
-
-def _is_here(name: str, plan: Plan) -> None:
-    """An address of another machine would be dialled there, while its task listens here."""
-    who = next(task.id for task in plan.tasks.values() if task.bound.host == name)
-    try:
-        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise Refused(
-            f"{name}, the address of {who}, leads nowhere",
-            at=plan.source or "this machine",
-            because=str(error),
-            try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host",
-        ) from None
-    for family, kind, proto, _, address in found:
-        with socket.socket(family, kind, proto) as probe:
-            try:
-                probe.bind((address[0], 0, *address[2:]))
-                return
-            except OSError:
-                continue
-    raise Refused(
-        f"{name}, the address of {who}, is not this machine",
-        at=plan.source or "this machine",
-        because=f"it is {found[0][4][0]}, and the launcher is local",
-        try_="an address of this machine such as 127.0.0.1, or the launcher that reaches that host",
-    )
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from muster.cluster import Cluster, Host, Run, Source, from_raw
+from muster.cluster import Cluster, Host, Run
+from muster.clusterfile import from_raw
 from muster.events import Event, Exited, Ready, Released, Spawned, Started, Step
 from muster.placement import Facts
 from muster.plan import Plan, Script, make_plan
 from muster.state import State, blank
+from muster.written import Source
 
 SCRIPT = Script("/project/train.py")
 

@@ -6,7 +6,7 @@ import pytest
 import tomllib
 
 from muster.cli import main
-from muster.cluster import load
+from muster.clusterfile import load
 
 
 @pytest.fixture

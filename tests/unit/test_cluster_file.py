@@ -3,7 +3,8 @@ import tracemalloc
 import pytest
 from making import read, written
 
-from muster.cluster import Cluster, Run, load, port_range
+from muster.cluster import Cluster, Run, port_range
+from muster.clusterfile import load
 from muster.errors import Refused
 
 GOOD = """\

@@ -13,9 +13,10 @@ from muster.launch import bundle
 
 LAYERS = [
     {"errors", "events"},
-    {"addresses", "cluster", "sources", "placement", "plan", "state", "policy", "waits", "summary", "idle", "bound"},
+    {"addresses", "written", "cluster", "bound", "rules", "clusterfile", "sources"}
+    | {"placement", "plan", "state", "policy", "waits", "summary", "idle"},
     {"journal", "check", "launch", "ps"},
-    {"supervise", "script", "signals", "run", "train", "watch"},
+    {"supervise", "script", "planning", "signals", "run", "train", "watch"},
     {"cli"},
     {"__main__"},
 ]

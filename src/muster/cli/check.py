@@ -27,7 +27,7 @@ def command(
     from muster.check.examine import examine, job, wanted
     from muster.check.verdicts import slowest
     from muster.plan import Script
-    from muster.run import plan_only
+    from muster.planning import plan_only
 
     cluster, said = find_cluster(file, flags)
     plan = plan_only(cluster, Script(words[0], words[1:]) if words else Script(""))

@@ -39,9 +39,10 @@ workers = 3
 @click.option("--force", is_flag=True, help="write over a file that exists")
 def command(path: Path, source: Path | None, force: bool) -> int:
     """Write a commented cluster file to PATH (cluster.toml), or one made from what you already have."""
-    from muster.cluster import Source, from_raw
+    from muster.clusterfile import from_raw
     from muster.errors import Refused
     from muster.sources import from_host_file, from_tf_config, to_toml
+    from muster.written import Source
 
     if path.exists() and not force:
         raise Refused(f"{path} exists already", at=str(path), try_="--force, or another name")

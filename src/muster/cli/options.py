@@ -8,8 +8,11 @@ from typing import Any
 import click
 import msgspec
 
-from muster.cluster import Cluster, Run, Source, check_run, convert, from_raw, load, overruled, takes
+from muster.cluster import Cluster, Run
+from muster.clusterfile import convert, from_raw, load, takes
 from muster.errors import Refused, nearest
+from muster.rules import check_run, overruled
+from muster.written import Source
 
 Decorated = Callable[..., Any]
 HINTS = typing.get_type_hints(Run, include_extras=True)

@@ -20,7 +20,7 @@ def command(file: Path | None, as_json: bool, task: str, words: tuple[str, ...],
     import shlex
 
     from muster.plan import Script, check_task_name
-    from muster.run import plan_only
+    from muster.planning import plan_only
     from muster.script import find_script
 
     no_stray_flag(words)
