@@ -217,9 +217,15 @@ def agreed(looks: Sequence[Link]) -> Link:
     )
 
 
+SURE = 100  # pings, of which one would have found both ends awake
+
+
 def doubtful(looks: Sequence[Link]) -> bool:
     """Is another look worth its seconds? Yes after one that found anything; after two, if they do not agree, or if it
-    is the bandwidth alone, which needs the processors of both ends all the time."""
+    is the bandwidth alone, which needs the processors of both ends all the time. No, if even the fastest of many pings
+    was too slow: nobody is busy for all of them."""
+    if any(look.pings >= SURE and LIMITS["rtt ms"].severity(look.rtt_min) for look in looks):
+        return False
     if len(looks) < 2:
         return any(judged(look) for look in looks)
     verdict = judged(agreed(looks))

@@ -225,6 +225,8 @@ class _Round:
             while need := _take(waiting, busy, changed):
                 try:
                     self.links.append(self._link(need))
+                    if self.links[-1].error:  # a host that died meanwhile is not waited for in all its pairs
+                        self.each({need.dst: {"ask": "clock"}}, CONNECT)
                 finally:
                     with changed:
                         busy.difference_update((need.src, need.dst))
@@ -246,8 +248,8 @@ class _Round:
 
     def _link(self, need: Need, patient: bool = False) -> Link:
         within = min(MEASURE, self._left() - 2)
-        if within < 1:
-            return Link(need.src, need.dst, error="time was up")
+        if within < 1 or not {need.src, need.dst} <= set(self.channels):
+            return Link(need.src, need.dst, error="time was up" if within < 1 else "no answer")
         target = {"address": need.address, "port": need.port}
         request = {"ask": "measure", "token": self.token, "target": target, "within": within, "patient": patient}
         answer = self.each({need.src: request}, within + 4).get(need.src, {"error": "no answer"})

@@ -127,3 +127,21 @@ def test_addresses_as_the_kernel_writes_them() -> None:
     assert pairs._address("0100007F:08AE") == "127.0.0.1"
     assert pairs._address("0000000000000000FFFF00000B004D0A:08AE") == "10.77.0.11"
     assert pairs._address("00000000000000000000000001000000:08AE") == "::1"
+
+
+def test_a_receiver_that_slept_through_its_time_measures_later() -> None:
+    """Else a busy host would make a link of 0 Mbit/s."""
+    near, far = socket.socketpair()
+    moments = iter([0.0, 0.4, 0.45, 0.5, 0.61])  # asleep until 0.4 s, when it should have been done at 0.3 s
+    with near, far:
+        for _ in range(5):
+            far.sendall(bytes(1000))
+        room = iter(range(5))
+
+        class Slowly:
+            def recv_into(self, into: bytearray) -> int:
+                next(room)
+                return near.recv_into(into, 1000)
+
+        bits = pairs._receive(Slowly(), 0.3, lambda: next(moments))  # type: ignore[arg-type]
+    assert bits == pytest.approx(3 * 8000 / 0.21)
