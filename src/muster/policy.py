@@ -65,7 +65,7 @@ class Verdict(Enum):
 
 def decide(state: State, now: float, plan: Plan) -> Iterator[Action]:
     """What to do at ``now``. Asked again after every batch of events, so it never repeats what is under way."""
-    if (why := verdict(state, now, plan)) is not None:
+    if (why := verdict(state, plan)) is not None:
         yield from _end(state, now, plan, why)
         return
     over = training_over(state, plan)
@@ -118,13 +118,13 @@ def wake(state: State, now: float, plan: Plan) -> float:
     moments = [ready_at(state.tasks[name], run) for name in among(state, IDLE)]
     moments += [state.tasks[name].since + run.barrier for name in state.members[Phase.READY]]
     if run.stall:
-        moments += [max(t.stepped, t.started) + run.stall for t in state.tasks.values() if t.phase in ALIVE]
+        moments += [moved_at(t) + run.stall for t in state.tasks.values() if t.phase in ALIVE]
     if (ended := done_at(state, plan)) is not None:
         moments += [ended + run.settle, *last_words(state, plan)]
     return min((at for at in moments if at > now), default=float("inf"))
 
 
-def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
+def verdict(state: State, plan: Plan) -> Verdict | None:
     """Why the run is to end, or None while it is to go on."""
     if state.stop is not None:
         return Verdict.STOPPED
@@ -140,25 +140,23 @@ def verdict(state: State, now: float, plan: Plan) -> Verdict | None:
         task = state.tasks[name]
         if plan.tasks[name].role == "evaluator":
             continue  # training needs it not
-        if (why := _no_more(task, now, plan.run)) is not None:
+        if (why := given_up(task, plan.run)) is not None:
             return why
         if task.stuck >= NO_PROGRESS and state.high > 0:
             return Verdict.NO_PROGRESS
     return None
 
 
-def _no_more(task: TaskState, now: float, run: Run) -> Verdict | None:
-    """Why a task that has failed should not be started again, if it should not."""
+def given_up(task: TaskState, run: Run) -> Verdict | None:
+    """Why a task that failed is not started again, if it is not. However long ago that was: a reason does not lapse
+    while the others end, and an evaluator would fail the same way an hour later."""
+    if task.phase is not Phase.FAILED:
+        return None
     if task.code == BAD_REQUEST and not task.steps and not task.evaluations:
         return Verdict.REFUSED
     if task.echoes >= SAME and task.failures[-1] - task.failures[-2] <= run.window:
         return Verdict.SAME
-    return Verdict.SPENT if recent(task, now, run) > run.retries else None
-
-
-def given_up(task: TaskState, run: Run) -> Verdict | None:
-    """Why an evaluator that failed is left as it is, however long ago: an hour later it would fail the same way."""
-    return _no_more(task, task.since, run) if task.phase is Phase.FAILED else None
+    return Verdict.SPENT if recent(task, task.since, run) > run.retries else None
 
 
 def never_joined(state: State, plan: Plan) -> str:
@@ -263,8 +261,13 @@ def _stalled(state: State, now: float, plan: Plan) -> Iterator[Action]:
         return
     for task in plan.workers:
         t = state.tasks[task.id]
-        if t.phase in ALIVE - {Phase.STOPPING, Phase.READY} and now >= max(t.stepped, t.started) + plan.run.stall:
+        if t.phase in ALIVE - {Phase.STOPPING, Phase.READY} and now >= moved_at(t) + plan.run.stall:
             yield Stop(task.id, f"no step for {plan.run.stall:g} s", plan.run.grace, blame=True)
+
+
+def moved_at(task: TaskState) -> float:
+    """Since when a task owes a step: its last one, or when it came up, or when the start barrier let it go."""
+    return max(task.stepped, task.started, task.since)
 
 
 def _open_barrier(state: State, now: float, plan: Plan) -> Iterator[Action]:

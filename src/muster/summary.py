@@ -63,7 +63,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 def summarise(state: State, plan: Plan, now: float, folder: str = "") -> Summary:
     """The run as it stands at ``now`` (seconds since it began)."""
-    why = verdict(state, now, plan)
+    why = verdict(state, plan)
     ok = state.ended.ok if state.ended else why is Verdict.DONE
     cause, because, try_ = ("", "", "") if ok else _cause(state, plan, why)
     span = state.high_at - state.low_at

@@ -278,14 +278,14 @@ def lost(times, first=1.0, gap=5.0, trace=False, code=1):
 def test_out_of_its_budget_it_is_given_up_and_training_goes_on(told, why):
     state = after(PLAN, started(PLAN), stepping(PLAN), told)
     assert given_up(state.tasks[ME], PLAN.run) is why
-    assert verdict(state, 1e5, PLAN) is None
+    assert verdict(state, PLAN) is None
     assert act(state, 1e5) == ([Start(ME, state.tasks[ME].attempt + 1)] if why is None else [])
 
 
 def test_failures_without_progress_are_those_of_training():
     plan = make(ps=1, workers=2, evaluator=True, retries=9)
     state = after(plan, started(plan), stepping(plan), lost(5))
-    assert state.tasks[ME].stuck >= 3 and verdict(state, 30.0, plan) is None
+    assert state.tasks[ME].stuck >= 3 and verdict(state, plan) is None
 
 
 def test_the_start_barrier_neither_counts_nor_holds_it():
@@ -361,7 +361,7 @@ def test_the_run_does_not_wait_for_one_that_will_not_come(end):
 )
 def test_a_run_that_does_not_end_well_does_not_wait_for_it(why):
     state = after(PLAN, started(PLAN), why)
-    assert Stop(ME, verdict(state, 5.0, PLAN).value, 5.0) in act(state, 5.0)
+    assert Stop(ME, verdict(state, PLAN).value, 5.0) in act(state, 5.0)
 
 
 def test_a_second_stop_ends_it_at_once():

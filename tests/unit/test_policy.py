@@ -157,34 +157,34 @@ def test_the_budget_counts_over_a_window_of_time(gap, gives_up):
             history += [back("worker/1", attempt * gap, attempt + 1), Step(attempt * gap, "worker/0", 1, attempt, 1)]
     state = after(plan, *history)
     assert recent(state.tasks["worker/1"], state.now, plan.run) == (4 if gives_up else 3)
-    assert verdict(state, state.now, plan) is (Verdict.SPENT if gives_up else None)
+    assert verdict(state, plan) is (Verdict.SPENT if gives_up else None)
 
 
 def test_no_restart_at_all_can_be_asked_for():
     """SL-11."""
     plan = make(retries=0)
-    assert verdict(after(plan, started(plan), dies("worker/1", 1.0)), 1.0, plan) is Verdict.SPENT
+    assert verdict(after(plan, started(plan), dies("worker/1", 1.0)), plan) is Verdict.SPENT
 
 
 def test_the_same_traceback_twice_is_a_bug_and_not_bad_luck():
     """P14."""
     one = after(PLAN, started(PLAN), dies("worker/1", 1.0, trace="E"))
-    assert verdict(one, 1.0, PLAN) is None
+    assert verdict(one, PLAN) is None
     two = after(
         PLAN, started(PLAN), dies("worker/1", 1.0, trace="E"), back("worker/1", 2), dies("worker/1", 3, 2, 1, "E")
     )
-    assert verdict(two, 3.0, PLAN) is Verdict.SAME
+    assert verdict(two, PLAN) is Verdict.SAME
     other = after(
         PLAN, started(PLAN), dies("worker/1", 1, trace="E"), back("worker/1", 2), dies("worker/1", 3, 2, 1, "F")
     )
-    assert verdict(other, 3.0, PLAN) is None
+    assert verdict(other, PLAN) is None
 
 
 def test_the_same_traceback_hours_apart_is_bad_luck():
     late = after(
         PLAN, started(PLAN), dies("worker/1", 1.0, trace="E"), back("worker/1", 2), dies("worker/1", 3600, 2, 1, "E")
     )
-    assert verdict(late, 3600.0, PLAN) is None
+    assert verdict(late, PLAN) is None
 
 
 @pytest.mark.parametrize(("grows", "ends"), [(False, True), (True, False)])
@@ -197,7 +197,7 @@ def test_restarts_that_bring_no_progress_end_the_run(grows, ends):
         history += [back("worker/1", 10.0 * attempt, attempt + 1)] if attempt < 3 else []
         history += [Step(10.0 * attempt + 1, "worker/0", 1, 5 + grows * attempt, 9)]
     state = after(plan, *history)
-    assert verdict(state, 31.0, plan) is (Verdict.NO_PROGRESS if ends else None)
+    assert verdict(state, plan) is (Verdict.NO_PROGRESS if ends else None)
 
 
 def test_a_crash_loop_before_the_first_step_is_left_to_the_budget():
@@ -205,7 +205,7 @@ def test_a_crash_loop_before_the_first_step_is_left_to_the_budget():
     history = [started(plan)]
     for attempt in (1, 2, 3, 4):
         history += [dies("worker/1", attempt, attempt), back("worker/1", attempt, attempt + 1)]
-    assert verdict(after(plan, *history), 5.0, plan) is None
+    assert verdict(after(plan, *history), plan) is None
 
 
 def test_a_worker_that_stalls_is_ended_only_where_the_run_says_so():
@@ -218,6 +218,14 @@ def test_a_worker_that_stalls_is_ended_only_where_the_run_says_so():
         ("worker/0", "no step for 30 s"),
         ("worker/1", "no step for 30 s"),
     ]
+
+
+def test_the_wait_at_the_start_barrier_is_no_stall():
+    plan = make(ps=1, workers=2, stall=30.0)
+    late = [Ready(29.0, "worker/1", 1), Released(29.0, "worker/0", 1), Released(29.0, "worker/1", 1)]
+    state = after(plan, started(plan), Ready(5.0, "worker/0", 1), *late)
+    assert act(state, 58.9, plan) == [] and wake(state, 31.0, plan) == 59.0
+    assert {a.task for a in act(state, 59.0, plan)} == {"worker/0", "worker/1"}
 
 
 # --- the start barrier
@@ -274,7 +282,7 @@ TAKEN = PortTaken(2.0, "worker/1", 1, 20002, 7, "somebody")
 def test_verdicts(events, why):
     """CD-03 (a script that claims to be another), N8, P17."""
     late = [e for e in events if not (isinstance(e, Mismatch) and isinstance(events[0], Exited))]
-    assert verdict(after(PLAN, started(PLAN), late), 3.0, PLAN) is (None if late != events else why)
+    assert verdict(after(PLAN, started(PLAN), late), PLAN) is (None if late != events else why)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +306,7 @@ def test_when_a_run_is_done(run, ended, since):
     """SD-05: chief, all-workers, first-worker."""
     plan = make(**{"ps": 1, "workers": 2, **run})
     state = after(plan, started(plan), [Exited(at, name, 1, 0) for name, at in ended.items()])
-    assert verdict(state, 99.0, plan) is (None if since is None else Verdict.DONE)
+    assert verdict(state, plan) is (None if since is None else Verdict.DONE)
     if since is not None:
         assert wake(state, since, plan) == since + plan.run.settle
 
@@ -405,15 +413,15 @@ def test_a_worker_that_never_asked_for_the_ps_fails_the_run_though_it_exits_with
     plan = make(ps=1, workers=3, engine="muster")
     joined = [Joined(1.0, f"worker/{index}", 1) for index in range(3)]
     ended = [Exited(9.0, f"worker/{index}", 1, 0) for index in range(3)]
-    assert verdict(after(plan, started(plan), joined, ended), 9.0, plan) is Verdict.DONE
+    assert verdict(after(plan, started(plan), joined, ended), plan) is Verdict.DONE
     for missing in range(3):
         some = [e for e in joined if e.task != f"worker/{missing}"]
         state = after(plan, started(plan), some, ended)
-        assert verdict(state, 9.0, plan) is Verdict.UNUSED and never_joined(state, plan) == f"worker/{missing}"
+        assert verdict(state, plan) is Verdict.UNUSED and never_joined(state, plan) == f"worker/{missing}"
     alone = after(plan, started(plan), joined[:2], ended[2])
     assert {action.task for action in act(alone, 9.0, plan)} == {"worker/0", "worker/1"}
     other = make(ps=1, workers=3)
-    assert verdict(after(other, started(other), ended), 9.0, other) is Verdict.DONE
+    assert verdict(after(other, started(other), ended), other) is Verdict.DONE
 
 
 @pytest.mark.parametrize("engine", ["muster", "tensorflow"])
@@ -421,9 +429,9 @@ def test_what_is_refused_is_not_tried_again(engine):
     """Exit code 2 before the first step: a bad request, ours or that of the script's own argument parser."""
     plan = make(ps=1, workers=2, engine=engine, retries=3)
     refused = after(plan, started(plan), dies("worker/1", 1.0, code=2))
-    assert verdict(refused, 1.0, plan) is Verdict.REFUSED
-    assert verdict(after(plan, started(plan), dies("worker/1", 1.0, code=1)), 1.0, plan) is None
-    assert verdict(after(plan, started(plan), stepping(plan), dies("worker/1", 9.0, code=2)), 9.0, plan) is None
+    assert verdict(refused, plan) is Verdict.REFUSED
+    assert verdict(after(plan, started(plan), dies("worker/1", 1.0, code=1)), plan) is None
+    assert verdict(after(plan, started(plan), stepping(plan), dies("worker/1", 9.0, code=2)), plan) is None
 
 
 def test_a_host_that_is_away_is_given_time_to_come_back():

@@ -170,6 +170,12 @@ def test_the_run_gives_up_and_names_the_first_failure(ran):
     assert [round(b - a - 1.0) for a, b in pairwise(starts)] == [1, 2, 4]
 
 
+def test_a_run_that_is_given_up_stays_so_while_the_others_end(ran):
+    """The window has passed before the others are gone."""
+    end = ran(instead("worker/1", (5.0, 1)), stop_takes=4.0, window=2.0, retries=0)
+    assert end.attempts["worker/1"] == 1 and end.summary.cause.endswith("too many restarts") and not end.summary.ok
+
+
 def test_workers_that_stall_again_and_again_use_up_their_restarts(ran):
     """P21: it was ended by us, and by its own fault."""
     end = ran(lambda task, attempt: [(0.1, says(Listening, port=task.port))], stall=5.0, retries=3, backoff=0.1)
