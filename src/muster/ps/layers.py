@@ -35,6 +35,7 @@ class Layers:
         self.number = 0
         self.now: Layer | None = None
         self.staged: Layer | None = None
+        self._coming: Layer | None = None  # its values are still on their way
 
     @property
     def slab(self) -> Slab:
@@ -63,9 +64,13 @@ class Layers:
         if header.data != size * (arrays if header.flags & wire.WITH_SLOTS else 1):
             raise WireError(f"{header.data} bytes for a slab of {size}")
         slab = Slab(layout, self.index, optimizer, steps, born)
-        self.staged = Layer(wanted, slab, wanted.fingerprint())
+        self._coming = Layer(wanted, slab, wanted.fingerprint())
         landing = [slab.values, *(slab.slots if header.flags & wire.WITH_SLOTS else [])]
         return [array.data for array in landing]
+
+    def arrived(self) -> None:
+        """The values are all here. Not before: a chief that dies while it sends must leave nothing to be committed."""
+        self.staged, self._coming = self._coming, None
 
     def told(self, whole: bool) -> dict[str, Any]:
         """What is in use and what is staged; ``whole``: the declaration too."""

@@ -273,6 +273,7 @@ class Server:
     # --- declaring
 
     def declare(self, peer: Peer, header: Header) -> None:
+        self.layers.arrived()
         self._reply(peer, wire.message(wire.ANSWER, {}))
 
     def tell_layout(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,17 @@ def test_a_slab_larger_than_the_memory_is_refused_before_it_is_made(desk: Desk) 
         desk.server.room(desk.peers[TASKS[0]], header, wire.message(wire.DECLARE, large.told())[64:])
 
 
+def test_values_that_came_in_half_are_not_there_to_be_committed() -> None:
+    """Its chief died while it sent them; its successor would else go on with zeros."""
+    desk = Desk(mode="sync")
+    meta = wire.message(wire.DECLARE, DECLARED.told())[64:]
+    desk.server.room(desk.peers[TASKS[0]], Header(wire.DECLARE, data=48 * 4), meta)
+    desk.server.parted(desk.peers[TASKS[0]], grace=0.0)
+    assert desk.ask(TASKS[1], ask="layout")["staged"] == ""
+    with pytest.raises(Refused, match="was not declared here"):
+        desk.server.commit(desk.peers[TASKS[1]], {"fingerprint": DECLARED.fingerprint()})
+
+
 def test_who_waits_when_a_new_layout_comes_is_told(desk: Desk) -> None:
     desk.push(TASKS[1], 1)
     meta = wire.message(wire.DECLARE, DECLARED.told())[64:]
