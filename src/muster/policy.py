@@ -191,12 +191,13 @@ def last_words(state: State, plan: Plan) -> list[float]:
 
 
 def training_over(state: State, plan: Plan) -> bool:
-    """Whether the ps may go though the run goes on: all that compute have said that they are finished, or have ended.
+    """Whether the ps may go though the run goes on: all that step have said that they are finished, or have ended."""
+    return all(state.tasks[t.id].finished or state.tasks[t.id].phase is Phase.DONE for t in stepping(plan))
 
-    The coordinator of a ParameterServerStrategy speaks for its workers.
-    """
-    who = [plan.tasks[plan.chief]] if plan.run.kind == "pss" else plan.workers
-    return all(state.tasks[t.id].finished or state.tasks[t.id].phase is Phase.DONE for t in who)
+
+def stepping(plan: Plan) -> list[Task]:
+    """The tasks that make steps: the coordinator of a ParameterServerStrategy makes those of its workers."""
+    return [plan.tasks[plan.chief]] if plan.run.kind == "pss" else plan.workers
 
 
 def _end(state: State, now: float, plan: Plan, why: Verdict) -> Iterator[Action]:
@@ -259,7 +260,7 @@ def _may_go(task: Task, state: State) -> bool:
 def _stalled(state: State, now: float, plan: Plan) -> Iterator[Action]:
     if not plan.run.stall:
         return
-    for task in plan.workers:
+    for task in stepping(plan):
         t = state.tasks[task.id]
         if t.phase in ALIVE - {Phase.STOPPING, Phase.READY} and now >= moved_at(t) + plan.run.stall:
             yield Stop(task.id, f"no step for {plan.run.stall:g} s", plan.run.grace, blame=True)

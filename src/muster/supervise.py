@@ -28,7 +28,7 @@ from muster.journal import Journal, Logs
 from muster.launch import Launcher, Output
 from muster.placement import Facts
 from muster.plan import Plan
-from muster.policy import EVERYONE, decide, spread, wake
+from muster.policy import EVERYONE, decide, spread, stepping, wake
 from muster.state import ALIVE, Phase, State, blank
 from muster.summary import evaluator_warnings
 from muster.waits import Wait, waits
@@ -171,7 +171,7 @@ class Notices:
                     f"{name} is frozen (SIGSTOP, pid {t.pid}): it lives and does nothing",
                     name,
                 )
-        for task in self.plan.workers:
+        for task in stepping(self.plan):
             yield from self._quiet(task.id, state, now)
         for row in idle(state, now, self.plan):
             yield (row.task, "idle", row.gpus), row.text(), row.task

@@ -220,6 +220,12 @@ def test_a_worker_that_stalls_is_ended_only_where_the_run_says_so():
     ]
 
 
+def test_the_coordinator_makes_the_steps_of_its_workers_so_they_never_stall():
+    plan = make(ps=1, workers=2, kind="pss", stall=30.0)
+    state = after(plan, started(plan), Step(10.0, "chief/0", 1, 5, 5))
+    assert act(state, 39.9, plan) == [] and [a.task for a in act(state, 40.0, plan)] == ["chief/0"]
+
+
 def test_the_wait_at_the_start_barrier_is_no_stall():
     plan = make(ps=1, workers=2, stall=30.0)
     late = [Ready(29.0, "worker/1", 1), Released(29.0, "worker/0", 1), Released(29.0, "worker/1", 1)]

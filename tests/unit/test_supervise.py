@@ -170,6 +170,14 @@ def test_the_run_gives_up_and_names_the_first_failure(ran):
     assert [round(b - a - 1.0) for a, b in pairwise(starts)] == [1, 2, 4]
 
 
+def test_workers_that_serve_a_coordinator_are_not_called_quiet(ran):
+    def script(task, attempt):
+        return [(70.0, 0)] if task.id == "chief/0" else [(1e6, 0)]
+
+    end = ran(script, kind="pss", quiet=60.0)
+    assert [w.task for w in end.of(Warned)] == ["chief/0"] and end.summary.ok
+
+
 def test_a_run_that_is_given_up_stays_so_while_the_others_end(ran):
     """The window has passed before the others are gone."""
     end = ran(instead("worker/1", (5.0, 1)), stop_takes=4.0, window=2.0, retries=0)
