@@ -9,7 +9,10 @@ from muster.events import Event, StopAsked
 
 
 class Signals:
-    """A Doorbell: Ctrl-C once asks for a clean end, twice for one at once; SIGTERM and SIGHUP ask once."""
+    """A Doorbell: Ctrl-C once asks for a clean end, twice for one at once; SIGTERM and SIGHUP ask once.
+
+    A SIGHUP that was ignored when we came (``nohup``) stays so: the run is to outlive its terminal.
+    """
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -23,7 +26,7 @@ class Signals:
 
     def ring(self, how: str) -> None:
         self.count += 1
-        self._asked.append((how, self.count > 1))
+        self._asked.append((how, self.count > 1 and how != "sigterm"))  # a closing terminal hangs up twice
         self._write.send(b"!")
 
     def take(self, now: float) -> list[Event]:
@@ -38,7 +41,8 @@ HOW = {signal.SIGINT: "ctrl-c", signal.SIGTERM: "sigterm", signal.SIGHUP: "sigte
 @contextmanager
 def signals() -> Iterator[Signals]:
     bell = Signals()
-    before = {sig: signal.signal(sig, lambda got, _: bell.ring(HOW[signal.Signals(got)])) for sig in HOW}
+    heard = [sig for sig in HOW if sig != signal.SIGHUP or signal.getsignal(sig) != signal.SIG_IGN]
+    before = {sig: signal.signal(sig, lambda got, _: bell.ring(HOW[signal.Signals(got)])) for sig in heard}
     try:
         yield bell
     finally:
