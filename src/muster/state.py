@@ -181,7 +181,8 @@ class State:
         if isinstance(event, TaskEvent):
             self._task(event)
         elif isinstance(event, StopAsked):
-            self.stop = event
+            if self.stop is None or event.now:
+                self.stop = event
         elif isinstance(event, RunStarted):
             self.run, self.wall, self.pid, self.born = event.run, event.wall - event.at, event.pid, event.born
         elif isinstance(event, RunEnded):
@@ -216,6 +217,8 @@ class State:
             _begin(task, event)
         elif isinstance(event, Spawned):
             task.pid = event.pid
+        elif isinstance(event, Ready) and event.task.startswith("ps/"):
+            self._well_again(event)  # over Muster's engine it serves now; it has no port to show it, and makes no steps
         elif isinstance(event, Released):
             task.released = True
         elif isinstance(event, Concluded):

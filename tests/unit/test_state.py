@@ -137,6 +137,25 @@ def test_the_first_failure_stays_the_cause_until_that_task_is_well_again():
     assert state.cause is None
 
 
+def test_a_ps_without_a_port_is_well_again_once_it_is_ready():
+    """Over Muster's engine; else the worker that fails an hour later would be put down to it."""
+    state = after(PLAN, started(PLAN), dies("ps/0", 1.0))
+    for event in (Started(3, "ps/0", 2), Spawned(3, "ps/0", 2, 1), Ready(4, "ps/0", 2)):
+        state.apply(event)
+    assert state.cause is None
+    state.apply(dies("worker/1", 3600.0))
+    assert state.cause.task == "worker/1"
+
+
+def test_who_asked_first_for_the_end_stays_and_at_once_stays_at_once():
+    first, at_once = StopAsked(1, "ctrl-c"), StopAsked(2, "stop", True)
+    state = after(PLAN, first, StopAsked(1.5, "sigterm"))
+    assert state.stop == first
+    state.apply(at_once)
+    state.apply(StopAsked(3, "lease"))
+    assert state.stop == at_once
+
+
 def test_our_own_stops_are_no_failures():
     state = after(PLAN, UP, Stopping(1, "worker/0", 1), Exited(2, "worker/0", 1, -9))
     assert state.cause is None and not state.tasks["worker/0"].failures and state.tasks["worker/0"].forced
