@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
+import select
 import subprocess
 import sys
+import termios
 
 import pytest
 from standins import PRELUDE, SERVE, STEPS, WORDS
@@ -134,6 +137,35 @@ def test_a_tf_config_of_the_shell_does_not_reach_the_tasks_of_our_own_engine(mus
     launch = muster.run("import json, os; print(json.dumps(dict(os.environ)))\n", *ONE, "--engine", "muster")
     launch.wait()
     assert "TF_CONFIG" not in json.loads(launch.written("worker/0").splitlines()[0])
+
+
+def shown(terminal: int, words: bytes) -> bytes:
+    """What comes on a terminal until ``words`` are in it."""
+    got = b""
+    while words not in got:
+        assert select.select([terminal], [], [], 40)[0], got
+        got += os.read(terminal, 1 << 16)
+    return got
+
+
+def test_the_terminal_that_one_task_had_is_as_before_afterwards(muster):
+    """``--only``: key strokes went to the task, and the shell gets its terminal back."""
+    muster.script(SERVE + "if me == 'worker/0': say(input('who? ').upper())\n" + STEPS)
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    only = [*("--engine", "tensorflow", "--ps", "1"), *ONE, "--only", "worker/0", "train.py"]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "muster", "run", *only],
+            cwd=muster.folder, env=muster.env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        )  # fmt: skip
+        shown(ours, b"who?")
+        os.write(ours, "ärger\r".encode())
+        assert "ÄRGER" in shown(ours, b"logs: ").decode() and process.wait(40) == 0
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours), os.close(theirs)
+        process.kill(), process.wait()
 
 
 MWMS = ("--kind", "mwms", "--ps", "0", "--workers", "2", "--retries", "0")

@@ -249,3 +249,11 @@ def test_the_lines_that_belong_to_a_notice_go_with_it():
     ]
     chatter = Chatter()
     assert [line for line in lines if not chatter.takes(line)] == ["loss: 0.3", "}"]
+
+
+def test_the_terminal_of_one_task_shows_a_character_that_comes_in_two_pieces():
+    watcher, file = screen(only="worker/0")
+    for piece in ("训".encode()[:1], "训".encode()[1:]):
+        watcher.output(Output("worker/0", 1, piece))
+    watcher.output(Output("worker/1", 1, b"nobody sees this"))
+    assert file.getvalue() == "训"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -77,15 +78,16 @@ def command(
     console = _console(as_json)
     tell = functools.partial(console.print, style="dim", soft_wrap=True)
     request = Request(cluster, script, only, _variables(passed), not no_check, in_background, tell)
-    bells = []
-    if only and sys.stdin.isatty():
-        from muster.watch.keys import Keys
+    with contextlib.ExitStack() as held:
+        bells = []
+        if only and sys.stdin.isatty():
+            from muster.watch.keys import Keys
 
-        bells = [Keys(sys.stdin)]
-    try:
-        plan, summary, _ = run(request, _watchers(console, said, only, lines), bells)
-    except CheckFailed as failed:
-        return _unfit(console, failed, as_json)
+            bells = [held.enter_context(contextlib.closing(Keys(sys.stdin)))]
+        try:
+            plan, summary, _ = run(request, _watchers(console, said, only, lines), bells)
+        except CheckFailed as failed:
+            return _unfit(console, failed, as_json)
     tell_end(console, summary, plan)
     if as_json:
         print(json.dumps(summary.as_json()), flush=True)

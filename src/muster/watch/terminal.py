@@ -4,6 +4,7 @@ On a terminal the bar stands below the lines. Anywhere else (a file, CI) it is a
 are no colours.
 """
 
+import codecs
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ class Screen:
 
     def __init__(self, console: Console, plan: Plan, only: str = "", lines: str = "some") -> None:
         self._console, self._plan, self._only, self._show_lines = console, plan, only, lines
+        self._raw = codecs.getincrementaldecoder("utf-8")("replace")  # a character may come in two pieces
         self.chatter = 0
         self._lines = {name: Lines() for name in plan.tasks}
         self._chatter = {name: Chatter() for name in plan.tasks}
@@ -61,7 +63,7 @@ class Screen:
     def output(self, output: Output) -> None:
         if self._only:
             if output.task == self._only:
-                self._console.file.write(output.data.decode("utf-8", "replace"))
+                self._console.file.write(self._raw.decode(output.data))
                 self._console.file.flush()
         elif self._show_lines != "none":
             for line in self._lines[output.task].feed(output.data):
