@@ -150,15 +150,21 @@ def carry_out(
     with signals() as bell:
         try:
             launcher = _launcher(request, plan, folder, [bell, *bells])
+
+            def connect() -> list[Event]:
+                heard = _opened(launcher, plan) if plan.launcher != "local" else []
+                for key in bells:
+                    if hasattr(key, "attach"):
+                        key.attach(launcher, plan.tasks[request.only])
+                return heard
+
             try:
-                first += _opened(launcher, plan) if plan.launcher != "local" else []
+                return supervise(
+                    plan, launcher, journal, logs=logs, watchers=watching, facts=facts, first=first, connect=connect
+                )
             except RunFailed as failed:
-                journal.append([*first, Warned(launcher.now(), str(failed)), RunEnded(launcher.now(), False)])
+                journal.append([Warned(launcher.now(), str(failed)), RunEnded(launcher.now(), False)])
                 raise
-            for key in bells:
-                if hasattr(key, "attach"):
-                    key.attach(launcher, plan.tasks[request.only])
-            return supervise(plan, launcher, journal, logs=logs, watchers=watching, facts=facts, first=first)
         finally:
             for watcher in watching:
                 if hasattr(watcher, "close"):

@@ -4,7 +4,7 @@ Nothing is decided here. Intent is written (one fsync a batch) before it is carr
 seen on replay; and whatever ends the loop, the launcher is closed, which ends every task.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from muster.events import (
@@ -54,8 +54,10 @@ def supervise(
     watchers: Sequence[Watcher] = (),
     facts: dict[str, Facts] | None = None,
     first: Sequence[Event] = (),
+    connect: Callable[[], Sequence[Event]] = tuple,
 ) -> State:
-    """Carries out ``plan`` and returns how it ended. ``first`` are events to begin the journal with."""
+    """Carries out ``plan`` and returns how it ended. ``first`` are events to begin the journal with, before hosts are
+    dialled, which may take long (``connect``, which says what was heard meanwhile): others see that the run lives."""
     state = blank(plan.tasks)
     notices = Notices(plan, facts or {})
 
@@ -68,6 +70,7 @@ def supervise(
 
     try:
         note(list(first))
+        note(list(connect()))
         while True:
             now = launcher.now()
             actions = list(decide(state, now, plan))

@@ -14,6 +14,7 @@ from muster.events import (
     Ready,
     Released,
     RunEnded,
+    RunStarted,
     Spawned,
     Started,
     Step,
@@ -83,6 +84,20 @@ def test_the_run_is_done_when_the_chief_is(ran):
         "worker/1": Phase.DONE,
     }
     assert isinstance(end.events[-1], RunEnded) and end.events[-1].ok
+
+
+def test_a_run_has_begun_for_all_to_see_before_its_hosts_are_dialled(tmp_path):
+    """Else status and stop call it dead, and another run is given its ports."""
+    path = tmp_path / "journal.jsonl"
+    begun, seen = RunStarted(0.0, "r", 1.0, 2, 3.0), []
+
+    def connect():
+        seen.extend(read(path))
+        return [StopAsked(5.0, "ctrl-c")]
+
+    state = supervise(make(**TWO), FakeLauncher(steady), Journal(path), first=[begun], connect=connect)
+    assert seen == [begun] and state.stop == StopAsked(5.0, "ctrl-c")
+    assert not any(t.attempt for t in state.tasks.values())
 
 
 def test_intent_is_in_the_journal_before_the_act(tmp_path):
