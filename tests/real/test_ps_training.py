@@ -206,6 +206,16 @@ def test_who_connects_again_by_hand_goes_on_counting_its_pushes() -> None:
             client.close()
 
 
+def test_a_norm_over_several_ps_needs_nothing_of_one_that_holds_nothing() -> None:
+    rows = [Parameter("w", (10,)), Parameter("b", (1,))]
+    assert [cut.size for cut in lay_out(rows, 3).cuts] == [16, 0, 16]
+    with Fleet(ps=3, workers=1, mode="sync") as fleet:
+        client = fleet.client(0)
+        client.declare(rows, {"name": "sgd", "global_clipnorm": 1.0}, [np.zeros(p.shape, np.float32) for p in rows])
+        client.step([np.ones(p.shape, np.float32) for p in rows], rate=1.0)
+        assert client.views[1] == pytest.approx(-1 / np.sqrt(11))
+
+
 def test_a_sync_round_goes_on_when_a_worker_is_killed_in_it() -> None:
     with Fleet(ps=2, workers=2, mode="sync") as fleet:
         first, second = fleet.client(0), fleet.client(1)

@@ -260,9 +260,8 @@ class Client:
             part = found.get(link.place.index)
             data = [part] if part is not None else []
             size = part.nbytes if part is not None else 0
-            header = Header(
-                wire.NORMS, flags | (0 if size else wire.LATE), self.layout_number, number=self.number, data=size
-            )
+            known = 0 if part is not None else wire.LATE
+            header = Header(wire.NORMS, flags | known, self.layout_number, 0, self.number, self.at, data=size)
             link.ask([header.pack(), *data], self._room.landing[link.place.index])
         self.exchange.carry_out(asked)
 

@@ -212,9 +212,10 @@ class Server:
 
     def norms(self, peer: Peer, header: Header) -> None:
         self.requests[peer.task] = header
-        if not header.data and self.updates.closed:
-            raise Refused(f"Round {self.updates.version} waits for factors, and {peer.task} does not know them")
-        self.carry_out(self.updates.factors(peer.task), peer.scales if header.data else None)
+        unknown = header.flags & wire.LATE
+        if unknown and self.updates.closes(header.round):
+            raise Refused(f"Round {header.round} waits for factors, and {peer.task} does not know them")
+        self.carry_out(self.updates.factors(peer.task, header.round), None if unknown else peer.scales)
 
     def carry_out(self, effects: Sequence[Effect], scales: Doubles | None = None) -> None:
         for effect in effects:

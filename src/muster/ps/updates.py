@@ -89,6 +89,7 @@ class Member:
     pulled: int = 0  # the version that it was last sent
     applied: int = 0
     dropped: int = 0
+    late: bool = False  # its last gradient was dropped
     repeated: int = 0
     ahead: int = 0  # the most steps that it was ahead of the slowest
     staleness: Staleness = field(default_factory=Staleness)
@@ -153,13 +154,17 @@ class Updates:
         member = self.members[task]
         if number <= member.push:
             member.repeated += 1
-            return self._again(member)
+            return self._again(member, at)
         member.push = number
         return self._take(member, at)
 
-    def factors(self, task: str) -> list[Effect]:
-        """``task`` has told the factors for the closed round."""
+    def factors(self, task: str, at: int) -> list[Effect]:
+        """``task`` has told the factors for round ``at``."""
         return [self._answer(self.members[task])]
+
+    def closes(self, at: int) -> bool:
+        """Whether ``at`` is the round that is closed and waits for factors."""
+        return False
 
     def pull(self, task: str, at: int) -> list[Effect]:
         """``task`` asks for the values as they are at the beginning of round ``at``."""
@@ -192,7 +197,7 @@ class Updates:
         member.at = self.version
         return [applied, self._answer(member)]
 
-    def _again(self, member: Member) -> list[Effect]:
+    def _again(self, member: Member, at: int) -> list[Effect]:
         return [self._answer(member)]
 
     def _withdraw(self, task: str) -> list[Effect]:
@@ -241,7 +246,7 @@ class Bounded(Updates):
         self.held.add(member.task)
         return [applied, *self._settle()]
 
-    def _again(self, member: Member) -> list[Effect]:
+    def _again(self, member: Member, at: int) -> list[Effect]:
         return [] if member.task in self.held else [self._answer(member)]
 
     def _withdraw(self, task: str) -> list[Effect]:
@@ -286,11 +291,14 @@ class Sync(Updates):
         self.pulls: dict[str, int] = {}
 
     def _first(self, member: Member) -> int:
+        if member.phase is Phase.ACTIVE:  # back after a broken connection: the round waits for it still
+            return max(member.at, self.round)
         begun = bool(self.parts) or any(other.at > self.round for other in self.active())
         return self.round + 1 if begun else self.round
 
     def _take(self, member: Member, at: int) -> list[Effect]:
-        if at < self.round:
+        member.late = at < self.round
+        if member.late:
             member.dropped += 1
             return [Forget(member.task), *self._missed(member, at)]
         self.parts[member.task] = member.at = at
@@ -304,12 +312,12 @@ class Sync(Updates):
         member.at = self.round
         return [self._answer(member, late=True)]
 
-    def _again(self, member: Member) -> list[Effect]:
+    def _again(self, member: Member, at: int) -> list[Effect]:
         if member.task in self.waiting:
             return []
-        if self.exchange and member.at == self.round - 1:
+        if self.exchange and at == self.round - 1:
             return [Sums(member.task)]
-        return [self._answer(member)]
+        return [self._answer(member, member.late)]
 
     def _withdraw(self, task: str) -> list[Effect]:
         self.waiting.discard(task)
@@ -329,6 +337,7 @@ class Sync(Updates):
         lost, self.closed = self.closed, ()
         for task in lost:
             self.members[task].dropped += 1
+            self.members[task].late = True
         return [Forget(task) for task in lost]
 
     def _complete(self) -> bool:
@@ -366,13 +375,20 @@ class Sync(Updates):
         self.waiting.difference_update(tasks)
         return effects
 
-    def factors(self, task: str) -> list[Effect]:
+    def factors(self, task: str, at: int) -> list[Effect]:
+        """Those for a round before the one that is closed now say nothing: theirs was applied long ago.
+
+        Their worker is answered all the same: another ps may have a round that waits for it.
+        """
         effects: list[Effect] = []
-        if self.closed:
+        if self.closes(at):
             effects, self.closed = self._finish(self.closed), ()
         member = self.members[task]
         member.at = max(member.at, self.round)
-        return [*effects, self._answer(member), *self._settle()]
+        return [*effects, self._answer(member, member.late), *self._settle()]
+
+    def closes(self, at: int) -> bool:
+        return bool(self.closed) and at == self.round - 1
 
     def pull(self, task: str, at: int) -> list[Effect]:
         self.pulls[task] = at

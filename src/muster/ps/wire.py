@@ -38,7 +38,7 @@ SHARED = 2  # the array bytes are in shared memory, not behind this header
 SCALED = 4  # PUSH: factors that clip each piece of the slab (float64) come before the gradient
 WITH_SLOTS = 8  # PULL, DECLARE: the optimizer's slots come behind the values
 STOP = 16  # ANSWER of ps 0: training is to stop
-LATE = 32  # ANSWER: this gradient came after its round was closed, and was dropped
+LATE = 32  # ANSWER: this gradient came after its round was closed, and was dropped. NORMS: the factors are not known
 KEPT = 128  # PULL: the values that the chief has had kept, not those in use
 SUMS = 64  # ANSWER: not the parameters but the sums of squares of the averaged gradient, for clipping
 

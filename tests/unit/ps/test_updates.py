@@ -106,6 +106,13 @@ def test_who_joins_comes_into_the_next_round() -> None:
     assert rule.push(C, 1, 1)[0] == Apply((A, B, C))
 
 
+def test_who_comes_back_before_it_was_missed_is_waited_for() -> None:
+    rule = begun(Sync(2), (A, B))
+    rule.push(B, 1, 0)
+    assert rule.join(A, 0) == (0, [])
+    assert rule.push(A, 1, 0)[0] == Apply((A, B))
+
+
 def test_who_joins_where_nobody_is_left_does_not_wait() -> None:
     rule = begun(Sync(3), (A,))
     rule.push(A, 1, 0)
@@ -163,8 +170,8 @@ def test_factors_apply_the_closed_round_once() -> None:
     rule.push(A, 1, 0)
     assert rule.push(B, 1, 0) == [Sums(A), Sums(B)]
     assert rule.version == 0
-    assert rule.factors(B) == [Apply((A, B)), Answer(B)]
-    assert rule.factors(A) == [Answer(A)]
+    assert rule.factors(B, 0) == [Apply((A, B)), Answer(B)]
+    assert rule.factors(A, 0) == [Answer(A)]
     assert rule.version == 1
 
 
@@ -173,7 +180,7 @@ def test_another_worker_completes_a_round_whose_first_one_died() -> None:
     rule.push(A, 1, 0)
     rule.push(B, 1, 0)
     assert rule.turn(A, Phase.GONE) == []
-    assert rule.factors(B) == [Apply((A, B)), Answer(B)]
+    assert rule.factors(B, 0) == [Apply((A, B)), Answer(B)]
 
 
 def test_a_closed_round_is_given_up_when_all_its_workers_died() -> None:
@@ -193,7 +200,29 @@ def test_the_late_help_to_complete_the_round_that_they_missed() -> None:
     rule.push(A, 1, 0)
     rule.push(B, 1, 0)
     assert rule.push(C, 1, 0) == [Forget(C), Sums(C)]
-    assert rule.factors(C) == [Apply((A, B)), Answer(C)]
+    assert rule.factors(C, 0) == [Apply((A, B)), Answer(C, late=True)]
+
+
+def test_factors_for_a_round_that_is_over_do_not_touch_the_next_one() -> None:
+    """C is late and computes factors of round 0, while A and B have gone on: round 1 waits for its own."""
+    rule = begun(Sync(3, spare=1, exchange=True))
+    for number in (1, 2):
+        rule.push(A, number, number - 1)
+        rule.push(B, number, number - 1)
+        if number == 1:
+            rule.factors(A, 0)
+            rule.factors(B, 0)
+            assert rule.push(C, 1, 0) == [Forget(C), Sums(C)]
+    assert rule.factors(C, 0) == [Answer(C, late=True)] and rule.next_for(C) == 2
+    assert rule.factors(A, 1) == [Apply((A, B)), Answer(A)]
+
+
+def test_a_retry_in_a_closed_round_helps_to_complete_it_though_its_worker_has_joined_again() -> None:
+    rule = begun(Sync(2, exchange=True), (A, B))
+    rule.push(A, 1, 0)
+    rule.push(B, 1, 0)
+    rule.join(A, 0)
+    assert rule.push(A, 1, 0) == [Sums(A)]
 
 
 def test_there_is_no_other_mode() -> None:
@@ -210,7 +239,7 @@ class Worker:
 
     def start(self) -> list[tuple[int, list[Effect]]]:
         self.attempt, self.number, self.dead, self.steps = self.attempt + 1, 0, False, 0
-        self.waits: set[int] = set()
+        self.waits, self.summed = set[int](), set[int]()
         done = [(k, rule.enter(self.task, self.attempt)) for k, rule in enumerate(self.fleet)]
         self.at, effects = self.fleet[0].join(self.task)
         done.append((0, effects))
@@ -225,7 +254,7 @@ class Worker:
     def act(self, chance: random.Random) -> tuple[int, list[Effect]]:
         """One message to one ps: they may arrive in any order, and the worker may die between any two."""
         if not self.todo:
-            self.number += 1
+            self.number, self.summed = self.number + 1, set[int]()
             self.todo = [(k, "push") for k in range(len(self.fleet))]
             self.waits = set(range(len(self.fleet)))
         k, what = self.todo.pop(chance.randrange(len(self.todo)))
@@ -233,7 +262,8 @@ class Worker:
         if what == "pull":
             return k, rule.pull(self.task, self.at)
         if what == "factors":
-            return k, rule.factors(self.task)
+            assert self.known or not rule.closes(self.at), "it waits for factors that nobody can know"
+            return k, rule.factors(self.task, self.at)
         return k, rule.push(self.task, self.number, self.at)
 
     def hear(self, k: int, effect: Effect) -> None:
@@ -243,12 +273,13 @@ class Worker:
             if not self.waits:
                 self.at, self.next, self.steps = max(self.at, self.next), 0, self.steps + 1
         elif isinstance(effect, Sums):
-            self.summed = getattr(self, "summed", set()) | {k}
-            if self.summed == self.waits:
-                self.todo, self.summed = [(j, "factors") for j in self.waits], set()
+            self.summed.add(k)
+        if self.waits and self.summed == self.waits:
+            self.known = len(self.summed) == len(self.fleet)
+            self.todo, self.summed = [(j, "factors") for j in self.waits], set()
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "spare", "bounded", "exchange"])
+@pytest.mark.parametrize("mode", ["async", "sync", "spare", "bounded", "exchange", "both"])
 @pytest.mark.parametrize("seed", range(12))
 def test_nobody_ever_hangs(mode: str, seed: int) -> None:
     """Random deaths and returns in random order, two ps: every live worker goes on to make steps."""
@@ -256,6 +287,7 @@ def test_nobody_ever_hangs(mode: str, seed: int) -> None:
     kinds = {
         "async": Async, "sync": lambda: Sync(4), "spare": lambda: Sync(4, spare=1),
         "bounded": lambda: Bounded(1), "exchange": lambda: Sync(4, exchange=True),
+        "both": lambda: Sync(4, spare=1, exchange=True),
     }  # fmt: skip
     fleet: list[Updates] = [kinds[mode]() for _ in range(2)]
     workers = {f"worker/{i}": Worker(f"worker/{i}", fleet) for i in range(4)}
