@@ -20,7 +20,7 @@ from muster.ps.board import Lease
 from muster.ps.exchange import Exchange, checked
 from muster.ps.link import Identity, Link, Place
 from muster.ps.optimizers import exchanges, factors
-from muster.ps.room import Room
+from muster.ps.room import Room, can_share
 from muster.ps.slabs import Floats, Layout, Parameter
 from muster.ps.wire import Header
 
@@ -156,7 +156,7 @@ class Client:
 
     def _make_room(self) -> None:
         pairs = zip(self.links, self.layout.cuts, strict=True)
-        large = [link for link, cut in pairs if link.local and cut.size * 4 >= SHARE_FROM]
+        large = [link for link, cut in pairs if link.local and cut.size * 4 >= SHARE_FROM and can_share()]
         if self._room is not None:
             self._room.close()
         room = self._room = Room(self.layout, shared=bool(large))

@@ -20,6 +20,11 @@ from muster.ps.optimizers import Optimizer, factors
 from muster.ps.slabs import Cut, Doubles, Floats, Layout, aligned, buffer, floats
 
 
+def can_share() -> bool:
+    """Whether this Python can make sealed memory. One built for a system before 2018 (conda's) cannot: sockets it is."""
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+
+
 class Room:
     """``values`` and ``gradient`` are float32 (layout.size,); with ``shared``, ``fds`` are the memory behind them."""
 

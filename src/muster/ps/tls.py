@@ -1,7 +1,8 @@
 """TLS 1.3 between hosts, under an authority made for this run: both sides show a certificate that names a task.
 
 Keys come down the agent's pipe and stay in memory. ``load_cert_chain`` takes file names only, so it is given that of a
-memory file, which has no name in any file system and is gone at once.
+memory file, which has no name in any file system and is gone at once. Pythons built for old systems (conda's) have no
+memfd: theirs lies in /dev/shm, which is memory too, without a name there either.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ def context(papers: Mapping[str, str], server: bool) -> ssl.SSLContext:
     made.verify_mode = ssl.CERT_REQUIRED
     made.check_hostname = not server
     made.load_verify_locations(cadata=papers["authority"])
-    fd = os.memfd_create("muster-papers", os.MFD_CLOEXEC)
+    fd = _memory_file()
     try:
         os.write(fd, (papers["key"] + papers["certificate"]).encode())
         made.load_cert_chain(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
     return made
+
+
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("muster-papers", os.MFD_CLOEXEC)
+    return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
 def server_name(task: str) -> str:
