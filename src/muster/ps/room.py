@@ -21,7 +21,7 @@ from muster.ps.slabs import Cut, Doubles, Floats, Layout, aligned, buffer, float
 
 
 def can_share() -> bool:
-    """Whether this Python can make sealed memory. One built for a system before 2018 (conda's) cannot: sockets it is."""
+    """Whether this Python can make sealed memory. One built for an old system (conda's) cannot: sockets it is."""
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 
 
