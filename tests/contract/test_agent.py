@@ -218,6 +218,9 @@ def test_reports_come_with_the_name_and_attempt_of_their_task(here):
         b'{"kind": "Exited", "code": 0}',
         b'{"kind": "Stopping"}',
         b'{"kind": "HostUp", "facts": {}, "host": "x"}',
+        b'{"kind": "HostUp"}',
+        b'{"kind": "Closing", "why": "x", "lapsed": true}',
+        b'{"kind": "Closing"}',
         b'{"kind": "RunEnded", "ok": true}',
         b'{"kind": "HostLost", "host": "x", "why": "y"}',
     ],
@@ -229,6 +232,14 @@ def test_what_is_no_report_is_dropped(here, line):
     assert exit.code == 0 and [s.text for s in here.of(Said)] == ["after"]
     assert not [n for n in here.news if not isinstance(n, HostUp | Spawned | Said | Exited | Output)]
     assert len(here.of(HostUp)) == 1
+
+
+def test_a_task_that_says_it_has_ended_is_still_lost_with_its_agent(here):
+    """X13: it would be waited for for ever."""
+    here.program(TALK + f"say(kind='Exited', code=0); say(kind='Ready'); {SLEEP}")
+    here.until(lambda: here.of(Ready))
+    os.kill(here.of(HostUp)[0].facts["pid"], signal.SIGKILL)
+    assert "is gone" in here.exit_of("worker/0").error
 
 
 def test_a_report_that_never_ends_does_not_fill_memory(here):
@@ -315,7 +326,8 @@ def test_when_the_agent_is_killed_its_tasks_are_gone_and_said_to_be(here):
 
 
 def through(*argv: str) -> Callable[[Host], Connection]:
-    return lambda host: Connection(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return lambda host: Connection(subprocess.Popen(argv, start_new_session=True, **pipes))
 
 
 def test_an_agent_that_never_comes_up_is_a_host_out_of_reach_with_its_last_words():
@@ -324,6 +336,14 @@ def test_an_agent_that_never_comes_up_is_a_host_out_of_reach_with_its_last_words
     with pytest.raises(HostsUnreached) as lost:
         AgentLauncher([Host("far")], shell, run="contract")
     assert lost.value.failures == {"far": ("welcome\nno such account", 3)}
+
+
+def test_a_host_that_never_answers_is_not_waited_for_at_the_end():
+    """SL-08: ssh may wait for a dead machine for long, and needs no goodbye."""
+    began = time.monotonic()
+    with pytest.raises(HostsUnreached):
+        AgentLauncher([Host("far")], through("sleep", "600"), run="contract", remote=True).open(within=0.2)
+    assert time.monotonic() - began < 5.0
 
 
 def test_what_a_login_shell_prints_before_the_agent_does_not_matter():

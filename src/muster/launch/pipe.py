@@ -399,12 +399,12 @@ class AgentLauncher:
                 news.append(Output(task.decode(), int(attempt), data))
             elif kind != b"B":
                 with contextlib.suppress(ValueError):  # a report of the user's own making, of no kind that we know
-                    event = self._event(pipe, payload, now)
-                    news += [event] if kind == b"E" or isinstance(event, REPORTS) else []
+                    told = json.loads(payload)
+                    news.append(self._event(pipe, told, now) if kind == b"E" else _report(told, now))
         return news
 
-    def _event(self, pipe: AgentPipe, payload: bytes, now: float) -> Event:
-        told = json.loads(payload)
+    def _event(self, pipe: AgentPipe, told: dict[str, Any], now: float) -> Event:
+        """What the agent itself says. Raises ValueError for what is no event yet."""
         if told["kind"] == "HostUp":
             pipe.up = True
             return HostUp(now, pipe.host, told["facts"])
@@ -413,15 +413,17 @@ class AgentLauncher:
             if told.get("lapsed"):  # and we hear of it, so it was we who were away
                 return StopAsked(now, "lease")
             raise ValueError("told again as HostLost, at the end of the pipe")
-        said = parse(json.dumps({**told, "at": round(now, 4)}))
-        event = msgspec.convert(said.__dict__, type(said))  # a task may report text where a number belongs
+        event = _stamped(told, now)
         if isinstance(event, Exited):
             self._alive.pop(event.task, None)
         return event
 
     def close(self) -> None:
         for pipe in self._pipes.values():
-            pipe.send(verb="bye")
+            if pipe.up:
+                pipe.send(verb="bye")
+            else:
+                pipe.give_up()  # it still waits for a machine that may be dead; an agent there sees the end of the pipe
         until = time.monotonic() + 2.0
         while self._push() and time.monotonic() < until:
             time.sleep(0.005)
@@ -444,3 +446,16 @@ class AgentLauncher:
         pipe.process.wait()
         assert pipe.process.stdout
         pipe.process.stdout.close()
+
+
+def _report(told: dict[str, Any], now: float) -> Event:
+    """What a task says of itself. Raises ValueError for anything that is not for a task to say."""
+    event = _stamped(told, now)
+    if not isinstance(event, REPORTS):
+        raise ValueError(f"no report: {told}")
+    return event
+
+
+def _stamped(told: dict[str, Any], now: float) -> Event:
+    said = parse(json.dumps({**told, "at": round(now, 4)}))
+    return msgspec.convert(said.__dict__, type(said))  # a task may report text where a number belongs
