@@ -139,6 +139,10 @@ class Client:
         """The chief's way to set the parameters: float32 arrays as in ``declare``. Slots and counts stay."""
         self.agreed.store(values)
 
+    def anew(self) -> None:
+        """The chief's way to begin with a new optimizer of the same kind: no slots, no steps; the values stay."""
+        self.exchange.all({"ask": "anew"})
+
     def keep(self, values: Sequence[Any], label: str) -> None:
         """Have the ps keep values (as in ``declare``) beside those in use, for whoever is the chief then."""
         self.agreed.keep(values, label)

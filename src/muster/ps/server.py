@@ -76,7 +76,7 @@ class Server:
             "layout": self.tell_layout, "commit": self.commit, "join": self.join, "phase": self.turn,
             "share": self.share, "shared": self.shared, "lend": self.lend, "post": self.post, "read": self.read,
             "rate": self.set_rate, "stop": self.set_stop, "stats": self.stats, "store": self.store,
-            "keep": self.keep,
+            "keep": self.keep, "anew": self.anew,
         }  # fmt: skip
 
     def _rule(self, exchange: bool) -> Updates:
@@ -292,6 +292,10 @@ class Server:
 
     def keep(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
         self.layers.keep(str(told["label"]))
+        return {}
+
+    def anew(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        self.slab.anew()
         return {}
 
     def _restart_updates(self, slab: Slab) -> None:

@@ -33,15 +33,23 @@ class Slab:
     def __init__(
         self, layout: Layout, index: int, optimizer: Optimizer, steps: int = 0, born: Sequence[int] = ()
     ) -> None:
-        self.layout, self.index, self.optimizer, self.steps = layout, index, optimizer, steps
+        self.layout, self.index, self.optimizer = layout, index, optimizer
         self.cut: Cut = layout.cuts[index]
         self.values: Floats = aligned(self.cut.size)
         self.slots: list[Floats] = [aligned(self.cut.size) for _ in optimizer.kept()]
-        for slot, name in zip(self.slots, optimizer.kept(), strict=True):
-            slot.fill(optimizer.initial(name))
-        self._pieces = self._stretches(list(born) or [0] * len(layout.parameters))
-        self._runs = _merged(self._pieces, self.cut.size)
         self._room: list[Floats] = [aligned(BLOCK) for _ in range(4)]
+        self._begin(steps, list(born) or [0] * len(layout.parameters))
+
+    def _begin(self, steps: int, born: list[int]) -> None:
+        self.steps = steps
+        for slot, name in zip(self.slots, self.optimizer.kept(), strict=True):
+            slot.fill(self.optimizer.initial(name))
+        self._pieces = self._stretches(born)
+        self._runs = _merged(self._pieces, self.cut.size)
+
+    def anew(self) -> None:
+        """The optimizer as it was before its first update; the values stay."""
+        self._begin(0, [0] * len(self.layout.parameters))
 
     def _stretches(self, born: list[int]) -> list[Stretch]:
         rows = [(piece, self.layout.parameters[piece.parameter]) for piece in self.cut.pieces]

@@ -78,6 +78,8 @@ class Chief(Part):
         return int(notes.own["closed"]) + 1
 
     def _take_over(self) -> None:
+        if not int(np.asarray(self.optimizer.iterations)):  # the model may have been compiled anew since
+            self.client.anew()
         ours, views = self.compute.initial(), self.client.views
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(ours, views, strict=True)):
             self.client.store(ours)

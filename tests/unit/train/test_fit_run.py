@@ -225,6 +225,27 @@ def test_two_fits_in_one_script_pre_train_and_unfreeze():
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
+def test_a_second_fit_goes_on_with_the_slots_unless_the_model_was_compiled_anew():
+    def script(fit, model):
+        for anew in (False, True, False):
+            if anew:
+                model.compile(keras.optimizers.Adam(0.01), model.loss)
+            fit(model, X, Y, epochs=2, verbose=0, shuffle=False)
+        return model
+
+    def make():
+        return classifier(keras.optimizers.Adam(0.01))
+
+    theirs = fresh(make)
+    start = theirs.get_weights()
+    script(lambda model, *a, **o: model.fit(*a, batch_size=60, **o), theirs)
+    with Run(mode="sync") as run:
+        models = run.all(lambda worker: script(lambda *a, **o: worker.fit(*a, batch_size=20, **o), fresh(make)))
+    for model in models:
+        assert apart(model.get_weights(), theirs.get_weights(), start) < 1e-5
+        assert int(model.optimizer.iterations.numpy()) == 80
+
+
 def test_a_model_that_was_saved_goes_on_with_its_slots(tmp_path):
     def make():
         return classifier(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.02, 200)))
