@@ -147,9 +147,16 @@ def runs_root() -> Path:
     return Path(os.environ.get("MUSTER_RUNS") or Path.home() / ".muster" / "runs")
 
 
-def _safe_root(root: Path) -> Path:
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = root.stat()
+def safe_root() -> Path:
+    """The folder of runs, made where it is missing. Raises Refused where it cannot be, or where others could write."""
+    root = runs_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = root.stat()
+    except OSError as error:
+        raise Refused(
+            "the folder of runs cannot be made", at=str(root), because=str(error), try_="MUSTER_RUNS=/a/folder/of/yours"
+        ) from None
     if found.st_uid != os.getuid():
         raise Refused(
             "the folder of runs belongs to somebody else",
@@ -165,8 +172,15 @@ def _safe_root(root: Path) -> Path:
 @contextlib.contextmanager
 def planning_lock() -> Iterator[Path]:
     """Held while ports are chosen and the plan is written, so that two runs never choose the same."""
-    root = _safe_root(runs_root())
-    with (root / ".lock").open("w") as lock:
+    root = safe_root()
+    try:
+        file = (root / ".lock").open("w")
+    except OSError as error:
+        raise Refused(
+            "the folder of runs cannot be written", at=str(root), because=str(error),
+            try_="MUSTER_RUNS=/a/folder/of/yours",
+        ) from None  # fmt: skip
+    with file as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield root
 

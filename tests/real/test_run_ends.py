@@ -1,16 +1,19 @@
 """How runs end, with real processes: well, by themselves, by a signal, by a kill; and that nothing is left."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from launching import alive, letter
 from standins import FOREVER, ORPHANS, PRELUDE, SERVE, STEPS, slack, until
 
+from muster.cli.attach import SAFE_PATH
 from muster.events import Exited, Frozen, Ready, RunStarted, Spawned, Step, Stopping
 from muster.journal import Journal
 from muster.launch.sweep import processes_of
@@ -255,3 +258,42 @@ def test_a_frozen_task_is_in_the_journal_and_does_not_keep_the_run_from_ending(m
     launch.signal(signal.SIGINT)
     assert launch.wait() == 130 and launch.codes()["worker/1"] == [-15]
     assert launch.events(Spawned, task="worker/1")[-1].attempt == 1
+
+
+# --- in the background
+
+
+def test_a_detached_run_starts_in_any_folder_and_keeps_its_screen(muster):
+    """Temporary files on another disk than the runs, and a file of the user's that is called like a library of ours."""
+    muster.script(SERVE + FOREVER)
+    elsewhere = Path("/dev/shm")
+    muster.env |= {"TMPDIR": str(elsewhere)} if elsewhere.is_dir() else {}
+    ours = [sys.executable, *SAFE_PATH, "-m", "muster", "run", "--detach", "--engine", "tensorflow", "--ps", "1"]
+    if SAFE_PATH:
+        (muster.folder / "click.py").write_text("raise SystemExit('the click of the user')\n")
+    done = subprocess.run(
+        [*ours, "--workers", "1", "--ports", f"{muster.ports[0]}-{muster.ports[-1]}", "train.py"],
+        cwd=muster.folder, env=muster.env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    (muster.folder / "click.py").unlink(missing_ok=True)
+    stopped = muster.ask("stop")
+    assert done.returncode == 0 and "goes on in the background" in done.stdout, done.stdout + done.stderr
+    (folder,) = (muster.folder / "runs").glob("train-*")
+    assert stopped == (0, f"run {folder.name} has ended\n")
+    assert "stopped by muster stop" in (folder / "screen.log").read_text()
+
+
+def test_ctrl_c_before_a_detached_run_has_begun_ends_it(muster):
+    """Another run holds the lock of planning."""
+    muster.script(SERVE + FOREVER)
+    runs = muster.folder / "runs"
+    runs.mkdir()
+    with (runs / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "muster", "run", "--detach", "train.py"], cwd=muster.folder, env=muster.env
+        )
+        until(lambda: list(runs.glob(".screen-*")))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(40) == 130
+    assert not list(runs.glob(".screen-*")) and not list(runs.glob("train-*"))

@@ -210,6 +210,16 @@ def test_a_folder_of_runs_into_which_anybody_writes_is_refused(tmp_path, monkeyp
             assert root == path
 
 
+def test_a_folder_of_runs_that_cannot_be_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "kept" / ".lock").mkdir(parents=True)
+    for root, what in (("file", "cannot be made"), ("file/runs", "cannot be made"), ("kept", "cannot be written")):
+        monkeypatch.setenv("MUSTER_RUNS", str(tmp_path / root))
+        with pytest.raises(Refused, match=what) as refused, planning_lock():
+            pass
+        assert refused.value.at == str(tmp_path / root) and refused.value.because
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_runs_of_somebody_else_is_refused(tmp_path, monkeypatch):
     """X11."""

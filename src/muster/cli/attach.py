@@ -18,7 +18,8 @@ from muster.events import PortTaken
 if TYPE_CHECKING:
     from muster.journal import RunFolder
 
-START = 60.0  # seconds within which a run in the background must have begun
+START = 60.0  # seconds that the tasks of a run in the background get to come up before it is left alone
+SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []  # no click.py of the user's folder in place of ours
 
 
 @click.command("attach")
@@ -51,37 +52,54 @@ def command(run: str) -> int:
 
 
 def in_the_background(options: list[str], script: Sequence[str]) -> int:
-    """Starts the same command as a launcher of its own, in a session of its own, and says how to find it again."""
-    from muster.journal import runs
+    """Starts the same command as a launcher of its own, in a session of its own, and says how to find it again.
 
+    What comes before the run (copying the code, asking the hosts) is waited for, however long it takes; Ctrl-C ends it.
+    """
+    from muster.journal import runs, safe_root
+
+    root = safe_root()
     before = {folder.id for folder in runs()}
     options = [word for word in options if word != "--detach"]
     options.insert(options.index("run") + 1, "--in-background")
-    with tempfile.NamedTemporaryFile(prefix="muster-screen-", delete=False) as screen:
+    with tempfile.NamedTemporaryFile(prefix=".screen-", dir=root, delete=False) as screen:  # to be moved from there
         child = subprocess.Popen(
-            [sys.executable, "-m", "muster", *options, *script],
+            [sys.executable, *SAFE_PATH, "-m", "muster", *options, *script],
             stdin=subprocess.DEVNULL,
             stdout=screen,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    until = time.monotonic() + START
-    while time.monotonic() < until:
-        new = [f for f in runs() if f.id not in before and f.launcher() == child.pid]
-        if new:
-            if not _under_way(new[0], until):  # a port was taken meanwhile: the launcher makes another plan
-                before.add(new[0].id)
-                continue
-            print(f"run {new[0].id} goes on in the background (launcher: pid {child.pid})")
-            print(f"muster attach {new[0].id}    muster status {new[0].id}    muster stop {new[0].id}")
-            os.replace(screen.name, new[0].path / "screen.log")
-            return 0
-        if child.poll() is not None:
-            break
+    try:
+        folder = _begun(child, before)
+    except KeyboardInterrupt:
+        child.terminate()
+        Path(screen.name).unlink()
+        raise
+    if folder is None:
+        print(Path(screen.name).read_text(), end="")
+        Path(screen.name).unlink()
+        return child.returncode or 1
+    os.replace(screen.name, folder.path / "screen.log")
+    print(f"run {folder.id} goes on in the background (launcher: pid {child.pid})")
+    print(f"muster attach {folder.id}    muster status {folder.id}    muster stop {folder.id}")
+    return 0
+
+
+def _begun(child: subprocess.Popen[bytes], before: set[str]) -> RunFolder | None:
+    """The run of ``child``, once it is under way; None where ``child`` ended without one."""
+    from muster.journal import runs
+
+    while True:
+        over = child.poll() is not None
+        for folder in runs():
+            if folder.id not in before and folder.launcher() == child.pid:
+                if _under_way(folder, time.monotonic() + START):
+                    return folder
+                before.add(folder.id)  # a port was taken meanwhile: the launcher makes another plan
+        if over:
+            return None
         time.sleep(0.05)
-    print(Path(screen.name).read_text(), end="")
-    Path(screen.name).unlink()
-    return child.poll() or 1
 
 
 def _under_way(folder: RunFolder, until: float) -> bool:
