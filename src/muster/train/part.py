@@ -175,6 +175,7 @@ class Worker(Part):
         o, notes = self.options, self.notes
         notes.mark(HERE)
         told = notes.wait(notes.chief, "the chief to begin")
+        self._asked_to_stop()  # what we pulled before may have told of the last fit's end
         self._know(told)
         self.reports.ready()
         calls = self.calls = Calls(self.model, o, self._shown(), False, self.keras)

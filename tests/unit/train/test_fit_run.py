@@ -246,6 +246,41 @@ def test_a_second_fit_goes_on_with_the_slots_unless_the_model_was_compiled_anew(
         assert int(model.optimizer.iterations.numpy()) == 80
 
 
+def test_who_begins_the_second_fit_early_does_not_take_the_first_ones_stop_for_its_own():
+    """Worker 2 leaves the first fit only when worker 1 is in the second: until then the chief has taken nothing back."""
+    ahead = threading.Event()
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    class Wait(keras.callbacks.Callback):
+        every_worker = True
+
+        def on_train_end(self, logs=None):
+            assert ahead.wait(20)
+
+    def script(worker):
+        post, last = worker.client.post, worker.index == 2
+
+        def posted(key, value):
+            post(key, value)
+            if worker.index == 1 and key == "fit-2/marks":
+                ahead.set()
+
+        worker.client.post = posted
+        model = fresh(classifier)
+        first = worker.fit(model, X, Y, batch_size=20, epochs=9, verbose=0, callbacks=[Stop(), *([Wait()] * last)])
+        told = [len(first.epoch)]
+        told.append(len(worker.fit(model, X, Y, batch_size=20, epochs=3, verbose=0).epoch))
+        return told, worker.reports.of("Account")[-1]["samples"]
+
+    with Run(mode="sync") as run:
+        results = run.all(script)
+    assert [told for told, _ in results] == [[2, 3]] * 3
+    assert [samples for _, samples in results] == [1200] * 3
+
+
 def test_a_model_that_was_saved_goes_on_with_its_slots(tmp_path):
     def make():
         return classifier(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.02, 200)))
