@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,6 +44,21 @@ def test_the_report_has_no_colours_where_nobody_looks(muster):
     launch = muster.run(SERVE + STEPS)
     assert launch.wait() == 0
     assert "\x1b" not in launch.text() and "succeeded in" in launch.text()
+
+
+@pytest.mark.parametrize("screen", ["a reader that leaves", "a full disk"])
+@pytest.mark.parametrize("ok", [True, False], ids=["well", "badly"])
+def test_a_screen_that_cannot_be_written_any_more_changes_nothing(muster, screen, ok):
+    script = muster.script(SERVE + STEPS + ("" if ok else "sys.exit(3)\n"))
+    ours = [sys.executable, "-m", "muster", "run", "--kind", "v1", "--ps", "1", "--workers", "1", "--retries", "0"]
+    full, reader = "> /dev/full", "| true"
+    line = f"set -o pipefail; {shlex.join([*ours, script.name])} {reader if 'reader' in screen else full}"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=muster.folder, env=muster.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0 if ok else 1, "")
+    told = json.loads(muster.ask("status", "--json")[1])
+    assert (told["state"], told["ok"], told["steps"]) == ("ended", ok, 10)
 
 
 # --- signals to the launcher

@@ -12,6 +12,7 @@ from muster.launch.fake import FakeLauncher
 from muster.summary import summarise
 from muster.supervise import supervise
 from muster.watch.chatter import Chatter, is_chatter
+from muster.watch.console import console
 from muster.watch.ending import clock, end_table, footer, headline
 from muster.watch.lines import MOST_SHOWN, Budget, Lines, show
 from muster.watch.terminal import Screen, current, phases
@@ -249,6 +250,14 @@ def test_the_lines_that_belong_to_a_notice_go_with_it():
     ]
     chatter = Chatter()
     assert [line for line in lines if not chatter.takes(line)] == ["loss: 0.3", "}"]
+
+
+def test_what_is_printed_is_no_markup_and_no_emoji(capsys):
+    """A folder of the user's, an error with a bracket in it."""
+    out = console()
+    for text in ("KeyError: '[/a]'", "/data/[old]/x", "fd00::100:1"):
+        out.print(text, style="yellow", soft_wrap=True)
+    assert capsys.readouterr().out == "KeyError: '[/a]'\n/data/[old]/x\nfd00::100:1\n"
 
 
 def test_the_terminal_of_one_task_shows_a_character_that_comes_in_two_pieces():

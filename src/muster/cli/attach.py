@@ -26,18 +26,17 @@ SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []  # no click.py of the 
 @click.argument("run", default="")
 def command(run: str) -> int:
     """Show RUN (the newest, or a named one) as if it had been started here. Ctrl-C leaves it running."""
-    from rich.console import Console
-
     from muster.journal import find
     from muster.summary import summarise
+    from muster.watch.console import console
     from muster.watch.ending import tell
     from muster.watch.follow import follow
     from muster.watch.terminal import Screen
 
     folder = find(run)
     plan = folder.plan()
-    console = Console(highlight=False)
-    screen = Screen(console, plan)
+    out = console()
+    screen = Screen(out, plan)
     try:
         screen.note(f"attached to run {folder.id}; Ctrl-C leaves it running, muster stop ends it")
         state = follow(folder, plan, screen)
@@ -47,7 +46,7 @@ def command(run: str) -> int:
         return 0
     screen.close()
     summary = summarise(state, plan, state.now, str(folder.path))
-    tell(console, summary, plan)
+    tell(out, summary, plan)
     return summary.exit_code
 
 

@@ -21,17 +21,16 @@ def command(
     """Is every machine fit, and can every task reach every task that it needs? Host, cause, remedy."""
     import time
 
-    from rich.console import Console
-
     from muster.check import render
     from muster.check.examine import examine, job, wanted
     from muster.check.verdicts import slowest
     from muster.plan import Script
     from muster.planning import plan_only
+    from muster.watch.console import console
 
     cluster, said = find_cluster(file, flags)
     plan = plan_only(cluster, Script(words[0], words[1:]) if words else Script(""))
-    errors = Console(stderr=True, highlight=False)
+    errors = console(stderr=True)
     if not as_json:
         errors.print(said, soft_wrap=True)
     began = time.monotonic()
@@ -42,12 +41,12 @@ def command(
     if as_json:
         print(render.as_json(findings, heard.pairs, slow, heard.facts))
     else:
-        console = Console(highlight=False)
+        out = console()
         if links:
-            console.print(render.links(heard.pairs))
-        console.print(render.table(rows, findings, slow, time.monotonic() - began, heard.facts))
+            out.print(render.links(heard.pairs))
+        out.print(render.table(rows, findings, slow, time.monotonic() - began, heard.facts))
         if plan.run.engine == "tensorflow" and len(plan.hosts) > 1:
-            console.print(STRANGERS, style="dim", soft_wrap=True)
+            out.print(STRANGERS, style="dim", soft_wrap=True)
     return render.exit_code(findings)
 
 

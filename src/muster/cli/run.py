@@ -64,6 +64,7 @@ def command(
     cluster, said = find_cluster(file, flags)
     from muster.run import CheckFailed, Request, run
     from muster.script import find_script
+    from muster.watch.console import console
     from muster.watch.ending import tell as tell_end
 
     script = find_script(words, cluster.launcher == "local" or sync is not None)
@@ -75,8 +76,8 @@ def command(
         from muster.launch.sync import sync_cluster
 
         cluster, script = sync_cluster(cluster, sync, script)
-    console = _console(as_json)
-    tell = functools.partial(console.print, style="dim", soft_wrap=True)
+    out = console(stderr=as_json)
+    tell = functools.partial(out.print, style="dim", soft_wrap=True)
     request = Request(cluster, script, only, _variables(passed), not no_check, in_background, tell)
     with contextlib.ExitStack() as held:
         bells = []
@@ -85,10 +86,10 @@ def command(
 
             bells = [held.enter_context(contextlib.closing(Keys(sys.stdin)))]
         try:
-            plan, summary, _ = run(request, _watchers(console, said, only, lines), bells)
+            plan, summary, _ = run(request, _watchers(out, said, only, lines), bells)
         except CheckFailed as failed:
-            return _unfit(console, failed, as_json)
-    tell_end(console, summary, plan)
+            return _unfit(out, failed, as_json)
+    tell_end(out, summary, plan)
     if as_json:
         print(json.dumps(summary.as_json()), flush=True)
     return summary.exit_code
@@ -105,12 +106,6 @@ def _unfit(console: Console, failed: CheckFailed, as_json: bool) -> int:
             json.dumps({"ok": False, "cause": "the check found errors", **json.loads(render.as_json(failed.findings))})
         )
     return 1
-
-
-def _console(as_json: bool) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=as_json, highlight=False)
 
 
 def _variables(names: tuple[str, ...]) -> dict[str, str]:

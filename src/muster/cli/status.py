@@ -29,25 +29,24 @@ def command(run: str, as_json: bool) -> int:
         told = summary.as_json() | {"state": word, "waits": [w.text(now) for w in waiting]}
         print(json.dumps(told))
         return 0
-    from rich.console import Console
+    from muster.watch.console import console
 
-    console = Console(highlight=False)
-    console.print(f"run {folder.id}: {word}, {phases(state)}", soft_wrap=True)
+    out = console()
+    out.print(f"run {folder.id}: {word}, {phases(state)}", soft_wrap=True)
     if state.low >= 0:
-        console.print(f"step {current(state):,}" + (f" of {state.total:,}" if state.total else ""))
+        out.print(f"step {current(state):,}" + (f" of {state.total:,}" if state.total else ""))
     for wait in waiting:
-        console.print(wait.text(now), style="yellow", soft_wrap=True)
+        out.print(wait.text(now), style="yellow", soft_wrap=True)
     for text in summary.warnings:
-        console.print(f"warning: {text}", style="yellow", soft_wrap=True)
+        out.print(f"warning: {text}", style="yellow", soft_wrap=True)
     if state.ended:
-        console.print(headline(summary, plan), style="bold", soft_wrap=True)
-    console.print(end_table(summary, plan, console.width))
+        out.print(headline(summary, plan), style="bold", soft_wrap=True)
+    out.print(end_table(summary, plan, out.width))
     for text in footer(summary):
-        console.print(text, style="dim", soft_wrap=True)
+        out.print(text, style="dim", soft_wrap=True)
     if state.ended and not summary.ok:
-        console.print(
+        out.print(
             summary.cause + (f"\n  because   {summary.because}" if summary.because else ""),
-            markup=False,
             soft_wrap=True,
         )
     return 0
