@@ -59,6 +59,7 @@ class Chief(Part):
         client, notes, before = self.client, self.notes, self.notes.chief()
         self.compute.load(client.views) if before else None
         if not before:  # what the script did to the model since the last fit holds
+            self._take_back()
             self._take_over()
         elif client.rate_set is not None and not self.rate.scheduled:
             self.optimizer.learning_rate = client.rate_set
@@ -157,9 +158,13 @@ class Chief(Part):
         notes.tell(end=True, planned=self._plans())
         self._finish()
         notes.wait(lambda: notes.all_at(LEFT, but=me), "the others to end")
-        client.stop("")
-        client.set_learning_rate(None)
+        self._take_back()
         return self.model.history
+
+    def _take_back(self) -> None:
+        """What was decided in one fit does not hold in the next; a chief may have died before it could say so."""
+        self.client.stop("")
+        self.client.set_learning_rate(None)
 
     def _plans(self) -> int | None:
         """Samples that an undisturbed fit of these epochs trains on."""

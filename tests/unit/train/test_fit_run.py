@@ -281,6 +281,42 @@ def test_who_begins_the_second_fit_early_does_not_take_the_first_ones_stop_for_i
     assert [samples for _, samples in results] == [1200] * 3
 
 
+def test_a_chief_that_died_at_the_very_end_leaves_no_stop_behind():
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    def fits(worker):
+        model = fresh(classifier)
+        given = {"batch_size": 20, "verbose": 0}
+        worker.fit(model, X, Y, epochs=9, callbacks=[Stop()], **given)
+        return worker.fit(model, X, Y, epochs=3, **given).epoch, worker.reports.of("Account")[-1]["samples"]
+
+    class Died(Exception):
+        pass
+
+    def dies(why=""):
+        if not why:
+            raise Died
+        stop(why)
+
+    def script(worker):
+        nonlocal stop
+        stop, worker.client.stop = worker.client.stop, dies
+        with pytest.raises(Died):
+            fits(worker)
+        worker.client.close()
+        again = Worker(worker.run, 0, attempt=2)
+        try:
+            return fits(again)
+        finally:
+            again.client.close()
+
+    stop = None
+    with Run(workers=1) as run:
+        assert run.all(script) == [([0, 1, 2], 3600)]
+
+
 def test_a_model_that_was_saved_goes_on_with_its_slots(tmp_path):
     def make():
         return classifier(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.02, 200)))
