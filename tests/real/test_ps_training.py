@@ -300,6 +300,20 @@ def test_declaring_again_keeps_values_and_slots_of_what_stays_though_it_moves() 
         assert "first is float32[4999] here and float32[5000] at the chief" in str(caught.value)
 
 
+def test_who_came_back_during_the_second_layout_waits_for_the_third() -> None:
+    """It has declared less often than the others: what counts is the layout that it knows."""
+    rows = [[Parameter(name, (8,))] for name in ("one", "two", "three")]
+    with Fleet(ps=2, workers=2) as fleet:
+        chief, other = fleet.client(0), fleet.client(1, attempt=2)
+        for row in rows[:2]:
+            chief.declare(row, {"name": "sgd"}, [np.zeros(8, np.float32)])
+        other.declare(rows[1], {"name": "sgd"})
+        with pytest.raises(RunFailed, match="waited 0 s for the chief"):
+            other.declare(rows[2], {"name": "sgd"}, limit=0.1)
+        chief.declare(rows[2], {"name": "sgd"}, [np.zeros(8, np.float32)])
+        other.declare(rows[2], {"name": "sgd"})
+
+
 def test_another_optimizer_keeps_the_values_and_begins_its_slots_anew() -> None:
     with Fleet(ps=2, workers=1) as fleet:
         client = fleet.client(0)

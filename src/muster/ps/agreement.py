@@ -143,10 +143,10 @@ class Agreement:
 
     # --- the others
 
-    def await_chief(self, declared: int, limit: float) -> int:
+    def await_chief(self, known: int, limit: float) -> int:
         """Wait until the chief has declared the same; the number of the layout.
 
-        ``declared``: how often we have declared, so that the chief's last declaration is not taken for its next one.
+        ``known``: the last layout that we agreed on, so that it is not taken for the chief's next declaration.
         Raises MusterError where the two do not agree, RunFailed after ``limit`` seconds.
         """
         exchange, task = self.exchange, self.exchange.who.task
@@ -155,7 +155,7 @@ class Agreement:
             found = exchange.all({"ask": "layout"})
             if all(row["fingerprint"] == self.fingerprint for row in found):
                 return int(found[0]["number"])
-            if all(row["number"] >= declared for row in found) and not any(row["staged"] for row in found):
+            if all(row["number"] > known for row in found) and not any(row["staged"] for row in found):
                 self._compare()
             waited = exchange.clock() - since
             if waited > limit:

@@ -71,7 +71,7 @@ class Client:
         self.rate_set: float | None = None  # the chief's decision, over any schedule
         self.layout_number = 0
         self.shared: set[int] = set()  # the ps with which memory is shared
-        self._declared = 0
+        self._known = 0  # the last layout that we agreed on
         self._joined = False
         self._room: Room | None = None
         self.exchange = Exchange(places, who, self._met, patience, notice, clock)
@@ -124,10 +124,9 @@ class Client:
         """
         agreed = self.agreed = self._agreement(parameters, optimizer)
         self.layout = agreed.layout
-        self._declared += 1
         self._joined, self.layout_number = False, 0
-        number = agreed.declare(values, slots or {}, steps) if self.chief else agreed.await_chief(self._declared, limit)
-        self.layout_number = number
+        number = agreed.declare(values, slots or {}, steps) if self.chief else agreed.await_chief(self._known, limit)
+        self.layout_number = self._known = number
         self._make_room()
         self.join()
 
