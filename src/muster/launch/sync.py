@@ -16,7 +16,7 @@ from typing import IO, Any
 from msgspec.structs import replace
 
 from muster.cluster import Cluster, Host
-from muster.errors import Refused
+from muster.errors import Refused, RunFailed
 from muster.launch import ssh
 from muster.launch.jumps import Turns, ways
 from muster.plan import Script
@@ -105,6 +105,11 @@ def sync_host(cluster: Cluster, host: Host, root: Path, files: list[Row]) -> str
         far.stdin.write(json.dumps({"root": target, "files": files}).encode() + b"\n")
         far.stdin.flush()
         told = _answer(far.stdout)
+        if strange := set(told["wanted"]) - {name for name, *_ in files}:  # it gets what it was offered, and no more
+            raise RunFailed(
+                "the code could not be copied", at=host.name,
+                because=f"it asks for {min(strange)!r}, which was not offered", try_="do not trust that machine",
+            )  # fmt: skip
         for name in told["wanted"]:
             data = (root / name).read_bytes()
             far.stdin.write(b"%d\n" % len(data) + data)
