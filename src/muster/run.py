@@ -25,6 +25,8 @@ from muster.launch.sweep import sweep_run
 from muster.placement import Facts
 from muster.plan import Plan, Script, Task, check_task_name, make_plan
 from muster.planning import check_here, plan_here
+from muster.policy import Verdict
+from muster.policy import verdict as verdict_of
 from muster.ps.wire import task_key
 from muster.signals import signals
 from muster.state import State
@@ -68,12 +70,18 @@ def run(request: Request, watchers: Watchers, bells: Sequence[Doorbell] = ()) ->
     for tried in range(PORT_TRIES):
         plan, facts, folder = _prepare(request, avoid)
         state = carry_out(request, plan, folder, facts, watchers, bells)
-        lost = state.cause
-        if not (isinstance(lost, PortTaken) and not plan.exact and state.high == 0 and tried + 1 < PORT_TRIES):
+        port = lost_port(state, plan)
+        if not port or tried + 1 == PORT_TRIES:
             break
-        avoid |= {lost.port}
-        request.tell(f"port {lost.port} was taken meanwhile; the next plan goes round it")
+        avoid |= {port}
+        request.tell(f"port {port} was taken meanwhile; the next plan goes round it")
     return plan, summarise(state, plan, state.now, str(folder.path)), folder
+
+
+def lost_port(state: State, plan: Plan) -> int:
+    """The port for want of which a run ended before its first step, where another one would do; else 0."""
+    anew = verdict_of(state, plan) is Verdict.PORT and not plan.exact and state.high == 0
+    return state.cause.port if anew and isinstance(state.cause, PortTaken) else 0
 
 
 def _prepare(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, Facts], RunFolder]:
