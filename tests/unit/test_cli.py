@@ -4,9 +4,12 @@ import json
 
 import pytest
 import tomllib
+from making import make
+from msgspec.structs import replace
 
 from muster.cli import main
 from muster.clusterfile import load
+from muster.journal import create
 
 
 @pytest.fixture
@@ -311,6 +314,27 @@ def test_init_makes_a_file_of_many_hosts(muster, tmp_path, count):
     assert muster("init", "--from", "hosts")[0] == 0
     hosts = load(tmp_path / "cluster.toml").hosts
     assert [(host.name, host.slots) for host in hosts] == [(f"node{n:03}", 8) for n in range(count)]
+
+
+@pytest.fixture
+def ran(muster, tmp_path):
+    """The folder of a run that is over; its tasks ran in ``project``, and one left a checkpoint there."""
+    (tmp_path / "project" / "saved").mkdir(parents=True)
+    (tmp_path / "project" / "saved" / "step-9").write_text("x")
+    (tmp_path / "runs").mkdir()
+    plan = make(checkpoints="saved")
+    tasks = {name: replace(task, cwd=str(tmp_path / "project")) for name, task in plan.tasks.items()}
+    return create(tmp_path / "runs", replace(plan, tasks=tasks))
+
+
+def test_files_are_fetched_from_where_the_tasks_ran(muster, ran, tmp_path):
+    assert muster("fetch", "--to", "got")[0] == 0
+    assert (tmp_path / "got" / "here" / "saved" / "step-9").read_text() == "x"
+
+
+def test_a_place_that_files_cannot_be_brought_to_is_named(muster, ran):
+    code, _, err = muster("fetch", "--to", "train.py")
+    assert code == 2 and "nothing can be brought there" in err and "train.py" in err
 
 
 def test_an_argument_that_is_not_utf_8_is_refused_in_words(muster):

@@ -19,9 +19,11 @@ def command(file: Path | None, run: str, paths: tuple[str, ...], to: Path | None
     import shutil
     import sys
 
+    from msgspec.structs import replace
+
     from muster.cli.options import find_cluster
     from muster.cluster import Cluster
-    from muster.errors import RunFailed
+    from muster.errors import Refused, RunFailed
     from muster.journal import find, runs
     from muster.launch.fetch import fetch_host
 
@@ -31,7 +33,12 @@ def command(file: Path | None, run: str, paths: tuple[str, ...], to: Path | None
     plan = folder.plan()
     to = to or Path(folder.id)
     wanted = list(paths) or ([plan.run.checkpoints] if plan.run.checkpoints else [])
-    shutil.copytree(folder.logs, to / "logs", dirs_exist_ok=True)
+    try:
+        shutil.copytree(folder.logs, to / "logs", dirs_exist_ok=True)
+    except OSError as error:
+        raise Refused(
+            "nothing can be brought there", at=str(to), because=str(error), try_="--to another/folder"
+        ) from None
     print(f"{sum(1 for _ in (to / 'logs').iterdir())} logs in {to / 'logs'}")
     cluster = (
         find_cluster(file or (Path(plan.source) if plan.source else None), {})[0]
@@ -39,9 +46,10 @@ def command(file: Path | None, run: str, paths: tuple[str, ...], to: Path | None
         else Cluster()
     )
     failed = False
+    cwd = {task.host: task.cwd for task in plan.tasks.values()}  # what the tasks wrote lies where they ran
     for host in plan.hosts if wanted else ():
         try:
-            count = fetch_host(cluster, host, wanted, to / host.name)
+            count = fetch_host(cluster, replace(host, cwd=cwd.get(host.name, host.cwd)), wanted, to / host.name)
         except RunFailed as error:  # the others' files are wanted all the same
             failed = True
             print(error, file=sys.stderr)
