@@ -297,6 +297,16 @@ def test_a_stray_that_has_cleared_its_environment_is_ended_at_the_latest_with_th
     assert not alive(pid)
 
 
+def test_a_task_that_does_not_die_is_given_up_though_its_end_is_asked_for_again_and_again():
+    """Ctrl-C twice: the supervisor asks at every turn."""
+    ours, stuck = agent.Agent(-1, -1), agent.Task({"task": "worker/0", "attempt": 1})
+    stuck.code = 0  # no process to signal
+    ours._stop(stuck, 0.0)
+    since = stuck.killed_at
+    ours._stop(stuck, 0.0)
+    assert since is not None and stuck.killed_at == since
+
+
 def test_a_frozen_task_is_seen_and_can_be_ended(here):
     """P10, P11."""
     task = here.program(SLEEP)

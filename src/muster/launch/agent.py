@@ -351,7 +351,7 @@ class Agent:
 
     def _stop(self, task: Task, grace: float) -> None:
         if grace <= 0:
-            task.killed_at = time.monotonic()
+            task.killed_at = task.killed_at or time.monotonic()  # asked again and again, it is given up all the same
             self._signal(task, signal.SIGKILL)
             return
         if task.kill_at is None:
