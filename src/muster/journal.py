@@ -213,8 +213,8 @@ def runs(root: Path | None = None) -> list[RunFolder]:
 
 def find(name: str = "") -> RunFolder:
     """The run called ``name`` (a unique beginning will do, and a path), or the newest one. Raises Refused."""
-    if name and (Path(name) / "plan.json").exists():
-        return RunFolder(Path(name))
+    if name and os.path.exists(Path(name) / "plan.json"):  # false, where Path.exists would raise, for a name too long
+        return RunFolder(Path(name).resolve())  # its name is the run's: "." is none
     known = runs()
     if not known:
         raise Refused("there is no run yet", at=str(runs_root()), try_="muster run script.py")

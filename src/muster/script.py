@@ -14,7 +14,7 @@ def find_script(words: Sequence[str], here: bool = True) -> Script:
     ``here=False``: it lies on the hosts, which are asked for it before anything starts.
     """
     for word in words:
-        if not word.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in word):
+        if not is_utf8(word):
             raise Refused(
                 f"{os.fsencode(word)!r} is not UTF-8",
                 at="command line",
@@ -41,6 +41,11 @@ def find_script(words: Sequence[str], here: bool = True) -> Script:
             f"{str(path)!r} is neither a .py file nor executable", at=str(Path.cwd()), try_=f"chmod +x {path}"
         )
     return Script(str(path.absolute()), tuple(words[1:]))
+
+
+def is_utf8(word: str) -> bool:
+    """Whether what came from the command line or the environment can stand in plan and journal."""
+    return word.isprintable() or not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def check_syntax(path: Path) -> None:

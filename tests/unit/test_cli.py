@@ -316,6 +316,34 @@ def test_init_makes_a_file_of_many_hosts(muster, tmp_path, count):
     assert [(host.name, host.slots) for host in hosts] == [(f"node{n:03}", 8) for n in range(count)]
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["status", "a" * 300], "there is no run"),
+        (["logs", f"{'a' * 300}/x"], "there is no run"),
+        (["fetch", "a" * 300], "there is no run"),
+        (["run", f"--{'a' * 300}"], "there is no option"),
+        (["check", "--wrokers", "3"], "--workers"),
+        (["logs", "-n", "-5"], "x>=0"),
+        (["init", "no/such/folder/c.toml"], "no/such/folder"),
+        (["init", "--force", "."], "Is a directory"),
+        (["run", "--pass", "ODD", "train.py"], "ODD is not UTF-8"),
+    ],
+)
+def test_a_slip_is_answered_in_words(muster, monkeypatch, words, named):
+    monkeypatch.setenv("ODD", "\udcff")
+    code, _, err = muster(*words)
+    assert code == 2 and named in err
+
+
+def test_a_folder_that_is_gone_is_said(muster, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, err = muster("plan", "train.py")
+    assert code == 2 and "the folder that you are in is gone" in err
+
+
 @pytest.fixture
 def ran(muster, tmp_path):
     """The folder of a run that is over; its tasks ran in ``project``, and one left a checkpoint there."""
@@ -330,6 +358,11 @@ def ran(muster, tmp_path):
 def test_files_are_fetched_from_where_the_tasks_ran(muster, ran, tmp_path):
     assert muster("fetch", "--to", "got")[0] == 0
     assert (tmp_path / "got" / "here" / "saved" / "step-9").read_text() == "x"
+
+
+def test_a_run_is_known_by_its_name_in_its_own_folder(muster, ran, monkeypatch):
+    monkeypatch.chdir(ran.path)
+    assert f"run {ran.id} was over" in muster("stop", ".")[1]
 
 
 def test_a_place_that_files_cannot_be_brought_to_is_named(muster, ran):

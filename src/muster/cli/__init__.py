@@ -1,13 +1,14 @@
 """argv in, one library call, text out. One small file a verb; no decision lives here."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from muster.errors import MusterError
+from muster.errors import MusterError, Refused
 
 VERBS = {
     "init": "write a commented cluster.toml",
@@ -39,7 +40,7 @@ class Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from muster.errors import Refused, nearest
+            from muster.errors import nearest
 
             near = nearest(args[0], list(VERBS))
             hint = (
@@ -72,6 +73,7 @@ def group() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line. Exit codes: 0 done, 1 failed, 2 bad request, 3 no progress, 130 Ctrl-C, 143 SIGTERM."""
     try:
+        _somewhere()
         code = group.main(args=list(argv) if argv is not None else None, prog_name="muster", standalone_mode=False)
     except MusterError as error:
         print(error, file=sys.stderr)
@@ -85,3 +87,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _somewhere() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise Refused("the folder that you are in is gone", try_="cd to one that is there") from None

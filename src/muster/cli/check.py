@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from muster.cli.options import cluster_option, find_cluster, run_options
+from muster.cli.options import cluster_option, find_cluster, no_stray_flag, run_options
 
 
 @click.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -28,6 +28,7 @@ def command(
     from muster.planning import plan_only
     from muster.watch.console import console
 
+    no_stray_flag(words)
     cluster, said = find_cluster(file, flags)
     plan = plan_only(cluster, Script(words[0], words[1:]) if words else Script(""))
     errors = console(stderr=True)

@@ -1,5 +1,6 @@
 """muster fetch"""
 
+import os
 from pathlib import Path
 
 import click
@@ -27,7 +28,7 @@ def command(file: Path | None, run: str, paths: tuple[str, ...], to: Path | None
     from muster.journal import find, runs
     from muster.launch.fetch import fetch_host
 
-    if run and not any(folder.id.startswith(run) for folder in runs()) and not Path(run, "plan.json").exists():
+    if run and not any(folder.id.startswith(run) for folder in runs()) and not os.path.exists(Path(run, "plan.json")):
         run, paths = "", (run, *paths)  # the newest run, and the first word is a path
     folder = find(run)
     plan = folder.plan()

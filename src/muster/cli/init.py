@@ -58,6 +58,9 @@ def command(path: Path, source: Path | None, force: bool) -> int:
         text = f"# made from {source.name}\n" + to_toml(found.raw)
         for note in found.notes:
             print(f"note: {note}")
-    path.write_text(text)
+    try:
+        path.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise Refused("the file cannot be written", at=str(path), because=str(error), try_="another name") from None
     print(f"{path} is written; `muster plan` shows what it means, `muster run script.py` runs it")
     return 0

@@ -1,5 +1,6 @@
 """muster logs"""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 @click.command("logs")
 @click.argument("words", metavar="[TASK] [RUN]", nargs=-1)
 @click.option("-f", "--follow", is_flag=True, help="go on showing what comes, until the run ends")
-@click.option("-n", "--lines", type=int, default=0, help="only the last so many lines of each task")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="only the last so many lines of each task")
 def command(words: tuple[str, ...], follow: bool, lines: int) -> int:
     """What TASK (worker/1), or all tasks, of RUN (the newest, or a named one) printed."""
     from muster.errors import Refused
@@ -18,7 +19,7 @@ def command(words: tuple[str, ...], follow: bool, lines: int) -> int:
     from muster.plan import check_task_name
     from muster.watch.lines import Lines
 
-    task = next((w for w in words if "/" in w and not Path(w).exists()), "")
+    task = next((w for w in words if "/" in w and not os.path.exists(w)), "")
     rest = [w for w in words if w != task]
     if len(rest) > 1:
         raise Refused("more than one run is named", at="command line", because=", ".join(rest))

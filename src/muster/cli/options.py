@@ -1,5 +1,6 @@
 """Options that several verbs share. Flags of [run] come from its fields: type, help and default stand there alone."""
 
+import os
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -121,7 +122,7 @@ def _typed(name: str, text: Any) -> Any:
 
 def no_stray_flag(words: Sequence[str]) -> None:
     """Raises Refused where an option that nobody knows stands in the place of the script."""
-    if not words or not words[0].startswith("-") or Path(words[0]).is_file():
+    if not words or not words[0].startswith("-") or os.path.isfile(words[0]):
         return
     known = [f"--{name.replace('_', '-')}" for name in Run.__struct_fields__] + ["--only", "--json", "--cluster"]
     name = words[0].split("=")[0]

@@ -112,13 +112,21 @@ def _variables(names: tuple[str, ...]) -> dict[str, str]:
     import os
 
     from muster.errors import Refused
+    from muster.script import is_utf8
 
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise Refused(
             f"there is no variable {missing[0]} to pass", at="command line: --pass", try_=f"export {missing[0]}=..."
         )
-    return {name: os.environ[name] for name in names}
+    found = {name: os.environ[name] for name in names}
+    for name, value in found.items():
+        if not is_utf8(value):
+            raise Refused(
+                f"{name} is not UTF-8", at="command line: --pass", because=f"it is {os.fsencode(value)!r}",
+                try_="another encoding: the plan is UTF-8, so it would not reach the tasks as it is",
+            )  # fmt: skip
+    return found
 
 
 def _watchers(console: Console, said: str, only: str, lines: str) -> Watchers:

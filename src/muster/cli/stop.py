@@ -1,5 +1,6 @@
 """muster stop"""
 
+import contextlib
 import os
 import signal
 import time
@@ -17,10 +18,11 @@ def command(run: str, now: bool) -> int:
 
     folder = find(run)
     if pid := folder.launcher():
-        os.kill(pid, signal.SIGUSR1)
-        if now:
-            time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError):  # it ends at this very moment
             os.kill(pid, signal.SIGUSR1)
+            if now:
+                time.sleep(0.05)
+                os.kill(pid, signal.SIGUSR1)
         limit = time.monotonic() + folder.plan().run.grace * 2 + 15
         while folder.launcher() and time.monotonic() < limit:
             time.sleep(0.05)
