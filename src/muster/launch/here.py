@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from muster.placement import Facts
@@ -22,22 +23,33 @@ def facts_here(busy: frozenset[int] = frozenset()) -> Facts:
 
 
 def gpus_here() -> tuple[int, ...]:
-    """Indices of this machine's GPUs by NVML, narrowed to CUDA_VISIBLE_DEVICES where that lists indices."""
+    """Indices of this machine's GPUs by NVML, narrowed to CUDA_VISIBLE_DEVICES where that is set."""
     if not any(Path("/proc/driver/nvidia").glob("version")) and "FAKE_NVML" not in os.environ:
         return ()  # no driver: loading its library could only fail
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        found = tuple(range(pynvml.nvmlDeviceGetCount()))
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in range(pynvml.nvmlDeviceGetCount())]
+        names = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return ()
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if allowed is None:
-        return found
-    chosen = [int(part) for part in allowed.split(",") if part.strip().isdigit()]
-    return tuple(gpu for gpu in chosen if gpu in found)
+    return shown(os.environ.get("CUDA_VISIBLE_DEVICES"), names)
+
+
+def shown(visible: str | None, names: Sequence[str]) -> tuple[int, ...]:
+    """Which of the GPUs called ``names`` CUDA_VISIBLE_DEVICES shows: it holds indices, or beginnings of such names
+    (``GPU-1a2b``), as schedulers write them. All, where it is not set."""
+    if visible is None:
+        return tuple(range(len(names)))
+    words = [word.strip() for word in visible.split(",")]
+    found = [gpu for word in words for gpu, name in enumerate(names) if word == str(gpu) or _begins(name, word)]
+    return tuple(dict.fromkeys(found))
+
+
+def _begins(name: str, word: str) -> bool:
+    return word.startswith("GPU-") and name.startswith(word)
 
 
 def _listening() -> frozenset[int]:
