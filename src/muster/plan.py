@@ -144,7 +144,7 @@ def _say(placed: list[Seat], run: Run, chief: str, facts: Mapping[str, Facts]) -
         yield f"mode = {run.mode} is for Muster's own engine: how a TensorFlow script updates is written in the script"
     if run.mode == "sync" and run.spare:
         yield f"sync with spare = {run.spare}: up to {run.spare} gradient(s) a round come late and are dropped"
-    gpus = sum(len(seat.gpus) for seat in placed if seat.role != "evaluator")
+    gpus = len({(seat.host.name, gpu) for seat in placed if seat.role != "evaluator" for gpu in seat.gpus})
     if gpus > 1 and run.kind != "mwms":
         yield (
             f"{gpus} GPUs: for a dense model all-reduce (--kind mwms) moves less than parameter servers do; "

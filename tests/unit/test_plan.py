@@ -309,3 +309,10 @@ def test_workers_of_one_host_share_its_cores(cores, workers, threads, given):
     assert plan.tasks["worker/0"].env.get("TF_NUM_INTRAOP_THREADS") == given
     assert "TF_NUM_INTRAOP_THREADS" not in plan.tasks["ps/0"].env
     assert any("share" in note and "cores" in note for note in plan.notes) == (given is not None)
+
+
+@pytest.mark.parametrize(("there", "said"), [(1, []), (2, ["2"])])
+def test_a_gpu_that_workers_share_is_counted_once(there, said):
+    """Three workers on one GPU are no case for all-reduce."""
+    notes = make(facts={"here": Facts(gpus=tuple(range(there)))}).notes
+    assert [note.split()[0] for note in notes if "all-reduce" in note] == said
