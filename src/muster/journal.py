@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from muster.errors import Refused
+from muster.errors import Refused, RunFailed
 from muster.events import Event, RunStarted, parse
 from muster.plan import Plan
 from muster.state import State, blank
@@ -30,10 +30,19 @@ class Journal:
         self._file = path.open("ab", buffering=0)
 
     def append(self, events: Iterable[Event]) -> None:
-        lines = "".join(event.line() + "\n" for event in events)
-        if lines:
-            self._file.write(lines.encode())
+        """Raises RunFailed where they cannot be kept: what nobody can read again must not be done."""
+        left = "".join(event.line() + "\n" for event in events).encode()
+        if not left:
+            return
+        try:
+            while left:  # a disk that is nearly full takes a part
+                left = left[self._file.write(left) :]
             self._sync(self._file.fileno())
+        except OSError as error:
+            raise RunFailed(
+                "the journal of the run cannot be written, so it is ended", at=str(self.path), because=str(error),
+                try_="df -h; MUSTER_RUNS=/a/folder/with/room",
+            ) from None  # fmt: skip
 
     def replay(self) -> Iterator[Event]:
         yield from read(self.path)

@@ -1,5 +1,6 @@
 """One run from request to summary: check, place, reserve ports, start, supervise, show, leave nothing behind."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -171,7 +172,8 @@ def carry_out(
                     plan, launcher, journal, logs=logs, watchers=watching, facts=facts, first=first, connect=connect
                 )
             except RunFailed as failed:
-                journal.append([Warned(launcher.now(), str(failed)), RunEnded(launcher.now(), False)])
+                with contextlib.suppress(RunFailed):  # it may be the journal itself that has no room
+                    journal.append([Warned(launcher.now(), str(failed)), RunEnded(launcher.now(), False)])
                 raise
         finally:
             for watcher in watching:

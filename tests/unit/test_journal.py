@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from making import after, dies, make, started
 
-from muster.errors import Refused
+from muster.errors import Refused, RunFailed
 from muster.events import RunStarted, Started
 from muster.journal import (
     Journal,
@@ -95,6 +95,28 @@ def test_a_log_is_rotated_and_never_longer_than_twice_its_limit(tmp_path):
     assert sum(f.stat().st_size for f in files) <= 2 * ((1 << 20) + len(block))
     assert files[0].read_bytes().endswith(b"the end\n")
     assert not logs.trouble
+
+
+def test_a_journal_that_cannot_be_written_ends_the_run_in_words():
+    with pytest.raises(RunFailed) as failed:
+        Journal(Path("/dev/full"), sync=lambda fd: None).append([Started(0.0, "worker/0", 1)])
+    assert failed.value.at == "/dev/full" and "No space left" in failed.value.because
+
+
+def test_a_journal_on_a_disk_that_takes_a_part_at_a_time_is_whole(tmp_path):
+    journal = Journal(tmp_path / "j", sync=lambda fd: None)
+    whole = journal._file
+
+    class Nearly:
+        def write(self, data):
+            return whole.write(data[:7])
+
+        fileno = whole.fileno
+
+    journal._file = Nearly()
+    events = [Started(float(n), "worker/0", n) for n in range(3)]
+    journal.append(events)
+    assert list(journal.replay()) == events
 
 
 def test_a_log_that_cannot_be_written_says_so_and_does_not_end_the_run(tmp_path):
