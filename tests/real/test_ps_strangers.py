@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import resource
+import secrets
 import socket
 import threading
 import time
@@ -18,8 +19,9 @@ from ps_fleet import Fleet
 from muster.errors import RunFailed
 from muster.ps import wire
 from muster.ps.client import Client
-from muster.ps.link import Identity
-from muster.ps.loop import STRANGERS
+from muster.ps.link import Identity, Place
+from muster.ps.loop import STRANGERS, Loop, listen_at, listen_local, remove_local, socket_path
+from muster.ps.server import Rule, Server
 from muster.ps.slabs import Parameter
 from muster.ps.wire import Header
 
@@ -257,3 +259,23 @@ def test_each_source_is_logged_once_and_the_secret_never(besieged: Besieged) -> 
     lines = process.stderr.read().decode().splitlines()
     assert lines == ["ps/0 refused a connection from 127.0.0.1: not the muster protocol (an HTTP request)"]
     assert process.wait(5) == 0
+
+
+@pytest.mark.parametrize("tcp", [True, False])
+def test_parameters_that_do_not_fit_are_refused_once_and_with_the_reason(tcp: bool) -> None:
+    """The ps hangs up in the midst of them. A broken connection would be made again, and this one for ever."""
+    run, secret = f"test-{secrets.token_hex(4)}", secrets.token_bytes(32)
+    listener = listen_at("127.0.0.1:0") if tcp else listen_local(run, 0)
+    place = Place(0, host="127.0.0.1", port=listener.getsockname()[1]) if tcp else Place(0, socket_path(run, 0))
+    server = Server(0, Rule(workers=("worker/0",)), send=lambda peer, *buffers: None, free=lambda: MB)
+    loop = Loop(server, [listener], secret, log=lambda line: None)
+    threading.Thread(target=loop.run, daemon=True).start()
+    who = Identity("worker/0", 1, os.urandom(16), wire.task_key(secret, "worker/0"))
+    client = Client([place], who, chief=True, patience=5.0, notice=pytest.fail)
+    try:
+        with pytest.raises(RunFailed, match="a slab of 19 MiB, where 1 MiB of memory are free"):
+            client.declare([Parameter("w", (5_000_000,))], {"name": "sgd"}, [np.zeros(5_000_000, np.float32)])
+    finally:
+        client.close()
+        loop.stop()
+        remove_local(run, 0)

@@ -45,12 +45,19 @@ class Exchange:
         link.dial(self.clock() + self.patience, self.clock)
         self.met(link)
 
-    def _back(self, link: Link, error: Exception) -> None:
-        """Connect again after ``error``. What ``met`` asks must not take the place of what was under way."""
+    def _back(self, link: Link, error: Exception) -> bool:
+        """Connect again after ``error``. What ``met`` asks must not take the place of what was under way.
+
+        False where the ps has refused that, which is its answer then: it would again.
+        """
+        if link.refused():
+            link.close()
+            return False
         self.notice(f"{self.who.task} lost {link.place.name} at {link.place} ({error}); connecting again")
         request, landing = link.request, link.landing
         self._dial(link)
         link.request, link.landing = request, landing
+        return True
 
     # --- all at once
 
@@ -63,7 +70,7 @@ class Exchange:
         waiting: dict[int, Link] = {}
         try:
             for link in links:
-                waiting[self._begin(link, poll)] = link
+                self._begin(link, waiting, poll)
             self._await(waiting, poll)
         except BaseException:  # a ps refuses, or Ctrl-C: answers that are under way must not meet a later request
             for link in waiting.values():
@@ -82,15 +89,17 @@ class Exchange:
             for fd, _ in events:
                 self._turn(fd, waiting, poll)
 
-    def _begin(self, link: Link, poll: select.poll) -> int:
+    def _begin(self, link: Link, waiting: dict[int, Link], poll: select.poll) -> None:
         while True:
             try:
                 link.begin()
             except OSError as error:
-                self._back(link, error)
-                continue
+                if self._back(link, error):
+                    continue
+                return
             poll.register(link.fileno(), select.POLLIN | select.POLLOUT if link.outbox.views else select.POLLIN)
-            return link.fileno()
+            waiting[link.fileno()] = link
+            return
 
     def _turn(self, fd: int, waiting: dict[int, Link], poll: select.poll) -> None:
         link = waiting[fd]
@@ -100,8 +109,8 @@ class Exchange:
         except OSError as error:
             poll.unregister(fd)
             del waiting[fd]
-            self._back(link, error)
-            waiting[self._begin(link, poll)] = link
+            if self._back(link, error):
+                self._begin(link, waiting, poll)
             return
         except WireError as error:
             raise RunFailed(f"{link.place.name} said what it may not", at=str(link.place), because=str(error)) from None

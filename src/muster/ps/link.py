@@ -176,6 +176,16 @@ class Link:
                 return True
             self._read_header()
 
+    def refused(self) -> bool:
+        """After an OSError: whether the ps has said why it hung up, as it does where it will not take what we send."""
+        if self.stream is None:
+            return False
+        self.outbox.views = []
+        try:
+            return self.turn() and self.reply.header.kind == wire.REFUSAL
+        except (OSError, WireError):
+            return False
+
     def _read_header(self) -> None:
         header = self._header = wire.parse(self._raw)
         self._meta = bytearray(header.meta if header.meta <= wire.META_LIMIT else 0)
