@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 import msgspec
 
@@ -179,8 +179,9 @@ def safe_root() -> Path:
 
 
 @contextlib.contextmanager
-def planning_lock() -> Iterator[Path]:
-    """Held while ports are chosen and the plan is written, so that two runs never choose the same."""
+def planning_lock(tell: Callable[[str], None] = lambda text: None, patience: float = 5.0) -> Iterator[Path]:
+    """Held while ports are chosen and the plan is written, so that two runs never choose the same. ``tell``: what takes
+    longer than ``patience``."""
     root = safe_root()
     try:
         file = (root / ".lock").open("w")
@@ -190,8 +191,22 @@ def planning_lock() -> Iterator[Path]:
             try_="MUSTER_RUNS=/a/folder/of/yours",
         ) from None  # fmt: skip
     with file as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        until = time.monotonic() + patience
+        while not _locked(lock):
+            if time.monotonic() >= until:
+                tell(f"waits for another run that is being planned: it holds {file.name}")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                break
+            time.sleep(0.02)
         yield root
+
+
+def _locked(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def create(root: Path, plan: Plan) -> RunFolder:

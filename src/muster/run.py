@@ -87,7 +87,7 @@ def lost_port(state: State, plan: Plan) -> int:
 
 def _prepare(request: Request, avoid: frozenset[int]) -> tuple[Plan, dict[str, Facts], RunFolder]:
     there = None if request.cluster.launcher == "local" else ask_hosts(request, avoid)
-    with planning_lock() as root:
+    with planning_lock(request.tell) as root:
         busy = avoid | ports_in_use(root)
         if there is None:
             plan, facts = plan_here(request.cluster, request.script, busy)

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -230,6 +231,21 @@ def test_a_folder_of_runs_into_which_anybody_writes_is_refused(tmp_path, monkeyp
     else:
         with planning_lock() as root:
             assert root == path
+
+
+def test_who_waits_for_another_plan_says_so(root):
+    told = []
+
+    def tell(text):
+        told.append(text)
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    with (root / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with planning_lock(tell, patience=0.0):
+            assert len(told) == 1 and str(root / ".lock") in told[0]
+    with planning_lock(tell, patience=0.0):
+        assert len(told) == 1  # nobody was waited for
 
 
 def test_a_folder_of_runs_that_cannot_be_is_refused(tmp_path, monkeypatch):
