@@ -211,7 +211,8 @@ class Client:
         ``gradient``: None for what ``self.gradient`` holds; a float32 array of its layout; or a sequence with one entry
         per parameter: anything with a float32 buffer of its shape (sent from where it lies), or None for zeros. For a
         statistic (``trainable=False``) the entry is the value pulled minus the new value.
-        ``samples`` is what the gradient is the mean over: its weight in a sync round. ``rate`` is the learning rate.
+        ``samples`` is what the gradient is the mean over: its weight in a sync round; with 0 it only takes part, and
+        changes nothing. ``rate`` is the learning rate.
         """
         return self._push(gradient, samples, rate, wire.WITH_VALUES)
 

@@ -200,7 +200,7 @@ class Server:
         self.carry_out(self.updates.pull(peer.task, header.round))
 
     def push(self, peer: Peer, header: Header) -> None:
-        if not (math.isfinite(header.rate) and 0 < header.weight < math.inf):
+        if not (math.isfinite(header.rate) and 0 <= header.weight < math.inf):
             raise Refused(f"A push with learning rate {header.rate} and weight {header.weight}")
         self.requests[peer.task] = header
         if header.number > self.updates.members[peer.task].push:
@@ -229,7 +229,9 @@ class Server:
                 self.gradients.pop(effect.task, None)
 
     def _apply(self, tasks: tuple[str, ...], scales: Doubles | None) -> None:
-        parts = [self.gradients.pop(task) for task in tasks]
+        parts = _weighing([self.gradients.pop(task) for task in tasks])
+        if not parts:
+            return
         together = self.rule.mode == "sync"
         share = 1.0 if together else 1.0 / max(1, len(self.updates.active()))
         chosen = scales if scales is not None else parts[0].scales
@@ -257,7 +259,7 @@ class Server:
     def _tell_sums(self, task: str) -> None:
         closed, now = self.updates.closed, self.updates.round
         if closed and self.sums[0] != now:
-            parts = [self.gradients[t] for t in closed]
+            parts = _weighing([self.gradients[t] for t in closed])
             self.sums = (now, self.slab.sums([(part.array, part.weight) for part in parts]))
         peer = self.peers.get(task)
         if peer is not None and peer.busy:
@@ -381,6 +383,11 @@ class Server:
             "version": self.updates.version, "stop": self.board.stop, "workers": members,
             "waiting": sorted(waiting), "owing": sorted(owing), "samples": self.samples,
         }  # fmt: skip
+
+
+def _weighing(parts: list[Gradient]) -> list[Gradient]:
+    """Without those that only took part: a gradient that overflowed weighs nothing and changes nothing."""
+    return [part for part in parts if part.weight]
 
 
 def _names(tasks: frozenset[str]) -> str:

@@ -119,7 +119,7 @@ class Slab:
         """The sum of squares of the averaged gradient, per piece; 0 for statistics, which are not clipped."""
         out = np.zeros(len(self._pieces))
         for index, stretch in enumerate(self._pieces):
-            if stretch.trained:
+            if stretch.trained and parts:
                 averages = (self._average(parts, low, high) for low, high in _blocks(stretch.start, stretch.stop))
                 out[index] = sum(float(np.dot(average, average)) for average in averages)
         return out

@@ -19,7 +19,6 @@ from muster.train.settings import Rate
 POLL = 0.005  # seconds between looks for work while others hold the last of it
 REPORT_EVERY = 0.2  # seconds
 SCALE_AFTER = 2000  # steps without overflow after which float16's loss scale doubles (Keras' LossScaleOptimizer)
-NOTHING = 1e-9  # the weight of a gradient that overflowed: the round needs our part, and must not feel it
 
 
 class Share:
@@ -114,7 +113,7 @@ class Share:
         """float16: the scale was too large. Nothing of this batch is applied."""
         self.scale, self.good = max(self.scale / 2.0, 1.0), 0
         if self.sync:
-            return self.client.step([None] * len(self.compute.parameters), NOTHING, rate)
+            return self.client.step([None] * len(self.compute.parameters), 0.0, rate)  # the round needs our part
         return self.client.pull()
 
     def seen(self, step: int, loss: Any, at_once: bool = False) -> None:

@@ -58,9 +58,9 @@ class Desk:
             self.ask(task, ask="join", at=None)
         self.sent.clear()
 
-    def push(self, task: str, number: int, at: int = 0, value: float = 1.0) -> None:
+    def push(self, task: str, number: int, at: int = 0, value: float = 1.0, weight: float = 1.0) -> None:
         size = 48 * 4
-        header = Header(wire.PUSH, wire.WITH_VALUES, self.server.number, 0, number, at, 1.0, 1.0, 1.0, size)
+        header = Header(wire.PUSH, wire.WITH_VALUES, self.server.number, 0, number, at, 1.0, weight, 1.0, size)
         (view,) = self.server.room(self.peers[task], header, b"")
         view.cast("B")[:] = np.full(48, value, np.float32).tobytes()
         self.server.handle(self.peers[task], header)
@@ -81,6 +81,17 @@ def test_a_round_is_answered_to_all_with_the_same_values(desk: Desk) -> None:
         desk.push(task, 1, value=value)
     assert len({desk.sent[task][0] for task in TASKS}) == 1
     assert np.frombuffer(desk.sent[TASKS[0]][0][64:], np.float32)[0] == -3
+
+
+def test_what_weighs_nothing_takes_part_and_changes_nothing(desk: Desk) -> None:
+    """float16 that overflowed: one process would skip the step, momentum and count of steps included."""
+    for task, weight in zip(TASKS, (0.0, 2.0, 0.0), strict=True):
+        desk.push(task, 1, value=3.0, weight=weight)
+    assert desk.server.slab.values[0] == -3 and desk.server.samples == 2
+    for task in TASKS:
+        desk.push(task, 2, at=1, value=float("nan"), weight=0.0)
+    assert desk.server.slab.values[0] == -3 and desk.server.slab.steps == 1
+    assert desk.server.updates.version == 2 and len(desk.sent[TASKS[2]]) == 2
 
 
 def test_it_says_once_who_waits_for_whom(desk: Desk) -> None:
@@ -167,7 +178,7 @@ def test_questions_without_sense(desk: Desk, told: dict[str, Any]) -> None:
 
 
 def test_a_push_that_cannot_be_is_refused(desk: Desk) -> None:
-    for rate, weight in ((float("nan"), 1.0), (0.1, 0.0), (0.1, float("inf"))):
+    for rate, weight in ((float("nan"), 1.0), (0.1, -1.0), (0.1, float("inf"))):
         header = Header(wire.PUSH, wire.WITH_VALUES, 1, number=1, rate=rate, weight=weight, data=192)
         desk.server.room(desk.peers[TASKS[0]], header, b"")
         desk.server.handle(desk.peers[TASKS[0]], header)
