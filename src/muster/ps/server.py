@@ -245,6 +245,7 @@ class Server:
         flags = (wire.STOP if self.board.stop else 0) | (wire.LATE if late else 0)
         data: list[Floats] = []
         if request.flags & wire.WITH_VALUES:
+            self.updates.sent(task)
             if peer.shared is not None:
                 np.copyto(peer.shared.values, self.slab.values)
                 flags |= wire.SHARED

@@ -44,7 +44,7 @@ class Apply(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Send the present values. ``late``: its gradient was dropped."""
+    """Answer, with the present values where they were asked for. ``late``: its gradient was dropped."""
 
     task: str
     late: bool = False
@@ -67,7 +67,7 @@ Effect = Apply | Answer | Sums | Forget
 
 @dataclass
 class Staleness:
-    """Updates by others between a worker's pull and the moment its gradient was applied."""
+    """Updates between a worker's pull and the moment its gradient was applied, its own unseen ones included."""
 
     count: int = 0
     total: int = 0
@@ -170,6 +170,10 @@ class Updates:
         """``task`` asks for the values as they are at the beginning of round ``at``."""
         return [self._answer(self.members[task])]
 
+    def sent(self, task: str) -> None:
+        """``task`` gets the present values with its answer; who only pushes goes on with older ones."""
+        self.members[task].pulled = self.version
+
     def clear(self) -> None:
         """A new layout: everybody joins again."""
         for member in self.members.values():
@@ -217,7 +221,6 @@ class Updates:
         return Apply(tasks)
 
     def _answer(self, member: Member, late: bool = False) -> Answer:
-        member.pulled = self.version
         return Answer(member.task, late)
 
 

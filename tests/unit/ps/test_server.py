@@ -58,9 +58,11 @@ class Desk:
             self.ask(task, ask="join", at=None)
         self.sent.clear()
 
-    def push(self, task: str, number: int, at: int = 0, value: float = 1.0, weight: float = 1.0) -> None:
+    def push(
+        self, task: str, number: int, at: int = 0, value: float = 1.0, weight: float = 1.0, flags: int = 1
+    ) -> None:
         size = 48 * 4
-        header = Header(wire.PUSH, wire.WITH_VALUES, self.server.number, 0, number, at, 1.0, weight, 1.0, size)
+        header = Header(wire.PUSH, flags, self.server.number, 0, number, at, 1.0, weight, 1.0, size)
         (view,) = self.server.room(self.peers[task], header, b"")
         view.cast("B")[:] = np.full(48, value, np.float32).tobytes()
         self.server.handle(self.peers[task], header)
@@ -92,6 +94,16 @@ def test_what_weighs_nothing_takes_part_and_changes_nothing(desk: Desk) -> None:
         desk.push(task, 2, at=1, value=float("nan"), weight=0.0)
     assert desk.server.slab.values[0] == -3 and desk.server.slab.steps == 1
     assert desk.server.updates.version == 2 and len(desk.sent[TASKS[2]]) == 2
+
+
+def test_who_pushes_and_does_not_pull_gets_stale() -> None:
+    desk = Desk(mode="async")
+    desk.declare()
+    for number in (1, 2):
+        desk.push(TASKS[0], number, flags=0)
+        desk.push(TASKS[1], number)
+    told = {task: member.told() for task, member in desk.server.updates.members.items()}
+    assert (told[TASKS[0]]["staleness_max"], told[TASKS[1]]["staleness_max"]) == (2, 1)
 
 
 def test_it_says_once_who_waits_for_whom(desk: Desk) -> None:
