@@ -26,6 +26,7 @@ from muster.train.settings import refuse_variables
 # What Keras and TensorFlow say where a layer makes a variable as it is called
 CREATES = ("create a variable", "add new elements of state", "Variables created on the first call")
 Batch = tuple[Any, Any, Any]
+Shapes = tuple[tuple[int | None, ...], ...]  # of a batch's tensors
 
 
 class Outcome(NamedTuple):
@@ -55,7 +56,7 @@ class Compute:
         self._find_state(batch)
         self.parameters = self._describe()
         self._functions: dict[Any, Any] = {}  # by the shapes of a batch
-        self._relaxed: dict[Any, Any] = {}  # by those shapes without the number of samples
+        self._traces: dict[Shapes, Any] = {}  # by shapes that leave open (None) what has differed
         self._inputs: list[Any] = []
         self._loaded: list[Any] = []
         self._host: bool | None = None
@@ -111,7 +112,8 @@ class Compute:
         """Traces the step ahead of time. ``varies``: batches will not all have as many samples."""
         tensors = self._tensors(batch)
         if varies:
-            self._relaxed[_kind(tensors)] = self._compile(batch, relaxed=True)
+            open_ = tuple([(None, *part.shape[1:]) for part in tensors])
+            self._traces[open_] = self._compile(batch, open_)
         self._function(batch, tensors)
 
     def step(self, batch: Batch, scale: float = 1.0) -> Outcome:
@@ -129,17 +131,22 @@ class Compute:
         return [part for part in self.keras.tree.flatten(batch) if part is not None]
 
     def _function(self, batch: Batch, tensors: list[Any]) -> Any:
-        """One trace for the first size of batch; a second, for any size, serves all others (the last of an epoch)."""
+        """One trace for the first shapes of a batch. A second serves any number of samples (the last of an epoch has
+        fewer), and so on for what else turns out to differ: sequences as long as the longest of their batch, say."""
         key = tuple([part.shape for part in tensors])
         found = self._functions.get(key)
         if found is None:
-            kind = _kind(tensors)
-            if kind not in self._relaxed and any(_same_kind(key, known) for known in self._functions):
-                self._relaxed[kind] = self._compile(batch, relaxed=True)
-            found = self._functions[key] = self._relaxed.get(kind) or self._compile(batch, relaxed=False)
+            found = self._functions[key] = self._traced_for(batch, tuple([tuple(shape) for shape in key]))
         return found
 
-    def _compile(self, batch: Batch, relaxed: bool) -> Any:
+    def _traced_for(self, batch: Batch, key: Shapes) -> Any:
+        alike = [known for known in self._traces if _alike(known, key)]
+        shapes = _joined([*alike, key])
+        if shapes not in self._traces:
+            self._traces[shapes] = self._compile(batch, shapes)
+        return self._traces[shapes]
+
+    def _compile(self, batch: Batch, shapes: Shapes) -> Any:
         tf, tree = self.tf, self.keras.tree
         flat = tree.flatten(batch)
         present = [part is not None for part in flat]
@@ -154,9 +161,9 @@ class Compute:
 
         if self._eager:
             return call
-        free = [None] if relaxed else []
         specs = [tf.TensorSpec(p.shape, tf.float32) for p in self.parameters]
-        specs += [tf.TensorSpec([*free, *part.shape[len(free) :]], part.dtype) for part in self._tensors(batch)]
+        parts = zip(shapes, self._tensors(batch), strict=True)
+        specs += [tf.TensorSpec(shape, part.dtype) for shape, part in parts]
         specs += [tf.TensorSpec([], tf.float32)] if self.scaled else []
         traced = tf.function(call, autograph=False).get_concrete_function(*specs)
         return direct(traced, tf) if self.replicas == 1 else traced
@@ -337,12 +344,14 @@ def _first(batch: Batch, keras: Any) -> Batch:
     return made
 
 
-def _kind(tensors: list[Any]) -> Any:
-    return tuple([part.shape[1:] for part in tensors])
+def _alike(one: Shapes, other: Shapes) -> bool:
+    return [len(shape) for shape in one] == [len(shape) for shape in other]
 
 
-def _same_kind(one: Any, other: Any) -> bool:
-    return [shape[1:] for shape in one] == [shape[1:] for shape in other]
+def _joined(all_: list[Shapes]) -> Shapes:
+    """What all of these are, with None where they differ."""
+    columns = [list(zip(*shapes, strict=True)) for shapes in zip(*all_, strict=True)]
+    return tuple([tuple([sides[0] if len(set(sides)) == 1 else None for sides in shape]) for shape in columns])
 
 
 def _dtype(variable: Any) -> str:

@@ -125,15 +125,27 @@ def test_sizes_of_batches_cost_two_traces_at_most():
     compute = Compute(model, batch(model, x[:20], y[:20]), keras, tf)
     calls = []
     plain = compute._compile
-    compute._compile = lambda b, relaxed: calls.append(relaxed) or plain(b, relaxed)
+    compute._compile = lambda b, shapes: calls.append(shapes[0][0]) or plain(b, shapes)
     losses = []
     for size in (20, 7, 13, 20, 1):
         losses.append(float(step(compute, batch(model, x[:size], y[:size]), 0.0).loss))
-    assert calls == [False, True] and losses[0] == pytest.approx(losses[3])
+    assert calls == [20, None] and losses[0] == pytest.approx(losses[3])
     compute = Compute(model, batch(model, x[:20], y[:20]), keras, tf)
-    compute._compile, calls[:] = (lambda b, relaxed: calls.append(relaxed) or plain(b, relaxed)), []
+    compute._compile, calls[:] = (lambda b, shapes: calls.append(shapes[0][0]) or plain(b, shapes)), []
     compute.prepare(batch(model, x[:20], y[:20]), varies=True)
-    assert calls == [True], "where the last batch is smaller, one trace serves all"
+    assert calls == [None], "where the last batch is smaller, one trace serves all"
+
+
+def test_sequences_of_any_length_cost_two_traces_too():
+    tokens = keras.Input((None,))
+    model = keras.Model(tokens, L.Dense(1)(L.GlobalAveragePooling1D()(L.Embedding(10, 4)(tokens))))
+    model.compile("sgd", "mse")
+    batches = [(tf.ones((8, length)), tf.ones((8, 1)), None) for length in (5, 6, 9, 5, 30)]
+    compute = Compute(model, batches[0], keras, tf)
+    calls, plain = [], compute._compile
+    compute._compile = lambda b, shapes: calls.append(shapes) or plain(b, shapes)
+    losses = [float(step(compute, one, 0.0).loss) for one in batches]
+    assert calls == [((8, 5), (8, 1)), ((8, None), (8, 1))] and losses == pytest.approx(losses[:1] * 5)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])

@@ -247,7 +247,7 @@ def test_a_second_fit_goes_on_with_the_slots_unless_the_model_was_compiled_anew(
 
 
 def test_who_begins_the_second_fit_early_does_not_take_the_first_ones_stop_for_its_own():
-    """Worker 2 leaves the first fit only when worker 1 is in the second: until then the chief has taken nothing back."""
+    """Worker 2 leaves the first fit only when worker 1 is in the second: till then the chief has taken nothing back."""
     ahead = threading.Event()
 
     class Stop(keras.callbacks.Callback):
