@@ -7,7 +7,8 @@ How far a failure spreads is the heart of parameter-server training, so it is a 
 matters and restarts alone. A ps holds weights and the chief holds the schedule: over TensorFlow's runtime, losing
 either sends everyone back to the checkpoint. All-reduce has no bystanders at all.
 
-A run ends for one of the reasons that ``verdict`` gives, in this order: somebody asked for it; it is done; it is lost.
+A run ends for one of the reasons that ``verdict`` gives, in this order: somebody asked for it, unless it was lost
+already; it is done; it is lost.
 Ending is the same for all: workers first, ps last, since a worker may still be saving what a ps holds.
 
 The evaluator stands beside all this. Nobody needs it to train, so it neither goes back with the others nor ends a run
@@ -126,20 +127,22 @@ def wake(state: State, now: float, plan: Plan) -> float:
 
 def verdict(state: State, plan: Plan) -> Verdict | None:
     """Why the run is to end, or None while it is to go on."""
+    done = done_at(state, plan) is not None
     if state.stop is not None:
-        return Verdict.STOPPED
+        return (None if done else _lost(state, plan, state.stop_at)) or Verdict.STOPPED
     if never_joined(state, plan):
         return Verdict.UNUSED
-    if done_at(state, plan) is not None:
-        return Verdict.DONE
-    if isinstance(state.cause, Mismatch):
-        return Verdict.MISMATCH
-    if isinstance(state.cause, PortTaken):
-        return Verdict.PORT
+    return Verdict.DONE if done else _lost(state, plan)
+
+
+def _lost(state: State, plan: Plan, by: float = float("inf")) -> Verdict | None:
+    """Why the run cannot go well any more, as things stood at ``by``: what fails later fails of the ending."""
+    if isinstance(state.cause, (Mismatch, PortTaken)) and state.cause.at <= by:
+        return Verdict.MISMATCH if isinstance(state.cause, Mismatch) else Verdict.PORT
     for name in state.members[Phase.FAILED]:
         task = state.tasks[name]
-        if plan.tasks[name].role == "evaluator":
-            continue  # training needs it not
+        if plan.tasks[name].role == "evaluator" or task.since > by:
+            continue  # training needs no evaluator
         if (why := given_up(task, plan.run)) is not None:
             return why
         if task.stuck >= NO_PROGRESS and state.high > 0:

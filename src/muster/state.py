@@ -153,6 +153,7 @@ class State:
     pid: int = 0
     born: float = 0.0
     stop: StopAsked | None = None
+    stop_at: float = 0.0  # when somebody first asked for it
     cause: TaskEvent | None = None  # the first failure of the trouble that we are in: later ones are mostly its echoes
     cause_from: float = 0.0  # when the attempt that failed had started
     ended: RunEnded | None = None
@@ -181,6 +182,7 @@ class State:
         if isinstance(event, TaskEvent):
             self._task(event)
         elif isinstance(event, StopAsked):
+            self.stop_at = self.stop_at if self.stop else event.at
             if self.stop is None or event.now:
                 self.stop = event
         elif isinstance(event, RunStarted):

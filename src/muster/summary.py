@@ -274,6 +274,6 @@ def evaluator_warnings(state: State, plan: Plan) -> Iterator[tuple[str, str]]:
 def _exit_code(ok: bool, state: State, why: Verdict | None) -> int:
     if ok:
         return 0
-    if state.stop is not None:
+    if why is Verdict.STOPPED and state.stop is not None:
         return EXIT_CODES[state.stop.how]
     return {Verdict.NO_PROGRESS: NO_PROGRESS_EXIT, Verdict.REFUSED: BAD_REQUEST}.get(why, 1) if why else 1

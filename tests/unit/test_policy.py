@@ -279,7 +279,9 @@ TAKEN = PortTaken(2.0, "worker/1", 1, 20002, 7, "somebody")
         ([MISMATCH], Verdict.MISMATCH),
         ([TAKEN], Verdict.PORT),
         ([TAKEN, Listening(3.0, "worker/1", 2, 20002)], Verdict.PORT),
-        # the order: asked for, done, lost
+        # the order: asked for (unless it was lost already), done, lost
+        ([MISMATCH, StopAsked(3.0, "ctrl-c"), StopAsked(4.0, "ctrl-c", now=True)], Verdict.MISMATCH),
+        ([StopAsked(1.0, "ctrl-c"), TAKEN], Verdict.STOPPED),
         ([MISMATCH, Exited(2.0, "worker/0", 1, 0)], Verdict.DONE),
         ([MISMATCH, Exited(2.0, "worker/0", 1, 0), StopAsked(3.0, "stop")], Verdict.STOPPED),
         ([dies("worker/1", 1.0), MISMATCH], Verdict.MISMATCH),

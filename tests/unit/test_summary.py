@@ -90,6 +90,15 @@ def test_a_stop_has_its_own_exit_code(asked, code, cause):
     assert (told.exit_code, told.cause, told.ok) == (code, cause, False)
 
 
+def test_ctrl_c_while_a_lost_run_is_being_ended_hides_no_cause():
+    """The first failure is the cause: 130 would say that the user gave up on a healthy run."""
+    lost = dies("worker/1", 3.0, trace="ValueError: bad")
+    plan = make(ps=1, workers=2, retries=0)
+    told = summary(lost, StopAsked(4.0, "ctrl-c"), plan=plan)
+    assert (told.exit_code, told.result) == (1, "failed") and told.cause.startswith("worker/1 on here ended")
+    assert summary(StopAsked(2.0, "ctrl-c"), lost, plan=plan).exit_code == 130
+
+
 def test_no_progress_has_its_own_exit_code():
     """P16."""
     plan = make(ps=1, workers=2, retries=9, backoff=0.0)
