@@ -1,5 +1,6 @@
 """How a run went, as one value: the end table, ``--json`` and ``muster status`` all show it. Pure."""
 
+import math
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +59,7 @@ class Summary(msgspec.Struct, frozen=True):
     def as_json(self) -> dict[str, Any]:
         told = msgspec.to_builtins(self)
         told["try"] = told.pop("try_")
+        told["metrics"] = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         return told  # type: ignore[no-any-return]
 
 

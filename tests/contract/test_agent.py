@@ -268,6 +268,13 @@ def test_the_end_comes_with_the_last_traceback_and_the_last_lines(here):
     assert exit.tail.startswith("hello\nTraceback")
 
 
+def test_a_traceback_of_many_lines_comes_whole(here):
+    """P14: TensorFlow's own take more than 8 KB; the same one twice has to be known again."""
+    here.program('exec(\'def f(n):\\n    raise ValueError("x" * 30000 + " end")\\nf(0)\')')
+    exit = here.exit_of("worker/0")
+    assert exit.trace.startswith("Traceback") and exit.error.endswith("x end") and len(exit.trace) > 30_000
+
+
 def test_what_a_task_leaves_behind_is_ended_with_it(here):
     """P18: a grandchild in a session of its own that ignores TERM."""
     here.program(ORPHAN + "\nsys.stdin.read(); time.sleep(0.3)", MUSTER_TASK="worker/0")

@@ -99,6 +99,12 @@ def test_ctrl_c_while_a_lost_run_is_being_ended_hides_no_cause():
     assert summary(StopAsked(2.0, "ctrl-c"), lost, plan=plan).exit_code == 130
 
 
+def test_a_loss_that_is_no_number_is_null_in_json():
+    """NaN is no JSON, and a diverged loss is what somebody most wants to read there."""
+    told = summary(Metrics(3.0, "worker/0", 1, {"loss": float("nan"), "accuracy": 0.5}))
+    assert json.loads(json.dumps(told.as_json(), allow_nan=False))["metrics"] == {"loss": None, "accuracy": 0.5}
+
+
 def test_no_progress_has_its_own_exit_code():
     """P16."""
     plan = make(ps=1, workers=2, retries=9, backoff=0.0)

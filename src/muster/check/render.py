@@ -140,7 +140,7 @@ def _sum(wanted: Sequence[Wanted], findings: Sequence[Finding], seconds: float |
 
 
 def links(pairs: Pairs) -> Table:
-    """Every pair with its figures and verdict, for ``--verbose``."""
+    """Every pair with its figures and verdict, for ``--links``."""
     shown = Table(box=None, header_style="dim", padding=(0, 2))
     for column in ("from", "to", "link", "verdict"):
         shown.add_column(column)

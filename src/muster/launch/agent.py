@@ -53,7 +53,7 @@ UNDYING = 5.0  # seconds after KILL from which a process counts as one that cann
 LAST_GRACE = 1.0  # between TERM and KILL when the lease is over
 BACKLOG = 4 << 20  # bytes waiting for the launcher beyond which we stop reading the tasks' output
 PORT_EVERY = 0.2  # seconds between looks at the ports of tasks that do not listen yet
-TAIL = 8192
+TAIL = 1 << 16  # bytes of output in which the last traceback is looked for: TensorFlow's own can be long
 LOOK_LIMIT = 20.0  # seconds for a look at the GPUs; one that cannot even be killed is the last
 REPORT_LINE = 1 << 16
 HEADER = struct.Struct(">cI")
@@ -91,7 +91,7 @@ class Task:
         self.inp = -1  # the terminal's master side, where there is one
         self.channel: socket.socket | None = None
         self.heard = b""  # a report line that is not complete yet
-        self.tail = b""
+        self.tail = bytearray()
         self.listening = self.taken = False
         self.kill_at: float | None = None
         self.killed_at: float | None = None
@@ -453,8 +453,10 @@ class Agent:
                 self.selector.unregister(task.out)
             return False
         if task.gpus and not task.no_cuda:
-            task.no_cuda = _line_with(NO_CUDA, task.tail[-200:] + got)
-        task.tail = (task.tail + got)[-TAIL:]
+            task.no_cuda = _line_with(NO_CUDA, bytes(task.tail[-200:]) + got)
+        task.tail += got
+        if len(task.tail) > 2 * TAIL:
+            del task.tail[:-TAIL]
         self._send(b"O", task.id.encode() + b"\0" + str(task.attempt).encode() + b"\0" + got)
         return True
 

@@ -63,7 +63,7 @@ def sync_cluster(cluster: Cluster, folder: Path, script: Script) -> tuple[Cluste
         ) from None
     if cluster.launcher == "local":
         return cluster, script
-    files = list(_files(root))
+    files = list(files_of(root))
     turns = Turns(ways(cluster, cluster.hosts))
 
     def one(host: Host) -> str:
@@ -79,13 +79,13 @@ def sync_cluster(cluster: Cluster, folder: Path, script: Script) -> tuple[Cluste
 Row = tuple[str, int, str, int]  # path below the root, size, SHA-256, mode
 
 
-def _files(root: Path) -> Iterator[Row]:
+def files_of(root: Path) -> Iterator[Row]:
     total = 0
     for folder, names, files in os.walk(root):
-        names[:] = sorted(n for n in names if not n.startswith(".") and n not in LEFT_OUT and not n.startswith("venv"))
+        names[:] = sorted(n for n in names if not _stays(Path(folder) / n))
         for name in sorted(files):
             path = Path(folder) / name
-            if path.is_symlink() or not path.is_file() or name.endswith(".pyc"):
+            if not path.is_file() or name.endswith(".pyc"):  # a link to a file travels as that file
                 continue
             total += path.stat().st_size
             if total > MOST_BYTES:
@@ -95,6 +95,10 @@ def _files(root: Path) -> Iterator[Row]:
                 )  # fmt: skip
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             yield str(path.relative_to(root)), path.stat().st_size, digest, path.stat().st_mode & 0o777
+
+
+def _stays(folder: Path) -> bool:
+    return folder.name.startswith(".") or folder.name in LEFT_OUT or (folder / "pyvenv.cfg").exists()
 
 
 def sync_host(cluster: Cluster, host: Host, root: Path, files: list[Row]) -> str:
