@@ -71,10 +71,10 @@ class Notes:
 
     # --- sums of metrics
 
-    def add_sums(self, epoch: int, sums: list[Any]) -> None:
+    def add_sums(self, epoch: int, sums: list[str]) -> None:
         self.client.post(f"{self.name}/sums/{epoch % KEEP}", [epoch, sums])
 
-    def sums(self, epoch: int) -> dict[str, list[Any]]:
+    def sums(self, epoch: int) -> dict[str, list[str]]:
         found = self.client.read(f"{self.name}/sums/{epoch % KEEP}")
         return {task: sums for task, (of, sums) in found.items() if of == epoch}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from muster.ps.board import NOTE_BYTES
 from muster.ps.client import Client
 from muster.ps.connect import introduced
 from muster.train.batches import Epochs, Pieces, epochs
@@ -20,7 +21,7 @@ from muster.train.context import Context
 from muster.train.notes import HERE, LEFT, OUT, Notes
 from muster.train.options import Options, Place, source
 from muster.train.report import Channel
-from muster.train.settings import Rate, describe, give_back, inner, refuse
+from muster.train.settings import Rate, describe, give_back, inner, refuse, refuse_metrics
 from muster.train.share import Share, plain
 
 LEAD = 1  # epochs that the others may be ahead of the last one that the chief has closed (async, bounded)
@@ -58,6 +59,8 @@ class Part:
             model._muster_seeds = True
             self.compute.scatter_seeds(index)
         self.compute.prepare(example, self.source.varies)
+        if self.place.workers > 1:
+            refuse_metrics(model, NOTE_BYTES)
         self.rate = Rate(self.optimizer, keras, tf)
         client = self.client = life.client or connected(reports)
         life.client = client

@@ -5,6 +5,7 @@ Everything that ``fit`` refuses is refused here, by name, before training.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,19 @@ def refuse_variables(model: Any, trainable: list[Any]) -> None:
             )  # fmt: skip
         if getattr(variable, "overwrite_with_gradient", False):
             raise Refused(f"{variable.path} is set by its gradient", at=model.name, because="float8 is not supported")
+
+
+def refuse_metrics(model: Any, limit: int) -> None:
+    """Raises Refused for metrics whose sums (``limit`` bytes, in base64) the workers could not tell each other."""
+    single = [one for metric in model.metrics for one in getattr(metric, "metrics", None) or [metric]]
+    sizes = {metric: sum(math.prod(v.shape) for v in metric.variables) for metric in single}
+    if sum(sizes.values()) * 6 > limit:  # four bytes are 5.3 characters
+        largest = max(sizes, key=lambda metric: sizes[metric])
+        raise Refused(
+            f"The metric {largest.name} keeps {sizes[largest]} numbers", at=model.name,
+            because=f"all workers' metrics are added up at the end of an epoch, and {limit // 6} numbers can be",
+            try_="leave it out of compile(), and ask for it when fit is over",
+        )  # fmt: skip
 
 
 def _is_keras(kind: type, name: str, keras: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -160,15 +161,16 @@ class Share:
 
     # --- metrics
 
-    def sums(self) -> list[Any]:
-        """The metrics' variables: sums over this worker's share of the epoch."""
-        return [np.asarray(self.compute.keras.ops.convert_to_numpy(v.value)).tolist() for v in self._variables()]
+    def sums(self) -> list[str]:
+        """The metrics' variables, their bytes in base64: sums over this worker's share of the epoch."""
+        found = [self.compute.keras.ops.convert_to_numpy(v.value) for v in self._variables()]
+        return [base64.b64encode(np.asarray(value).tobytes()).decode() for value in found]
 
-    def add(self, sums: list[Any]) -> None:
+    def add(self, sums: list[str]) -> None:
         """Another worker's share."""
         for variable, more in zip(self._variables(), sums, strict=True):
-            value = self.compute.keras.ops.convert_to_numpy(variable.value)
-            variable.assign(value + np.asarray(more, value.dtype))
+            value = np.asarray(self.compute.keras.ops.convert_to_numpy(variable.value))
+            variable.assign(value + np.frombuffer(base64.b64decode(more), value.dtype).reshape(value.shape))
 
     def _variables(self) -> list[Any]:
         return [v for metric in self.model.metrics for v in metric.variables]

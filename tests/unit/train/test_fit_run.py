@@ -8,6 +8,7 @@ import pytest
 from keras_here import BUILDING, apart, classifier, data, fresh, keras, np, tf
 from workers import Run, Worker
 
+from muster.errors import Refused
 from muster.train.batches import chunks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -223,6 +224,30 @@ def test_two_fits_in_one_script_pre_train_and_unfreeze():
         assert apart(model.get_weights(), theirs.get_weights(), start) < 1e-5
         for one, other in zip(ours, told, strict=True):
             assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def test_metrics_of_many_numbers_are_added_up_and_too_many_refused_before_training():
+    y = np.eye(40, dtype="float32")[np.arange(1200) % 40]
+
+    def make(thresholds):
+        auc = keras.metrics.AUC(multi_label=True, num_labels=40, num_thresholds=thresholds, name="auc")
+        model = keras.Sequential([keras.Input((8,)), L.Dense(40, activation="sigmoid")])
+        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=[auc])
+        return model
+
+    theirs = fresh(lambda: make(200)).fit(X, y, batch_size=60, epochs=1, shuffle=False, verbose=0).history
+    with Run(mode="sync") as run:
+        told = run.all(
+            lambda worker: worker.fit(fresh(lambda: make(200)), X, y, batch_size=20, shuffle=False, verbose=0).history
+        )
+    assert told[0]["auc"] == pytest.approx(theirs["auc"], rel=1e-4)
+
+    def refused(worker):
+        with pytest.raises(Refused, match="The metric auc keeps 64000 numbers"):
+            worker.fit(fresh(lambda: make(400)), X, y)
+
+    with Run() as run:
+        run.all(refused)
 
 
 def test_a_second_fit_goes_on_with_the_slots_unless_the_model_was_compiled_anew():
@@ -695,7 +720,6 @@ def test_the_ps_values_are_set_only_where_a_callback_has_set_weights(sets):
 
 def test_under_tensorflows_own_engine_it_is_refused(monkeypatch):
     import muster
-    from muster.errors import Refused
 
     cluster = {"cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]}, "chief": "worker/0", "engine": "tensorflow"}
     monkeypatch.setenv("MUSTER_TASK", "worker/0")
