@@ -53,7 +53,7 @@ class Layers:
             wanted = declaration(told)
             optimizer, layout = parse(wanted.optimizer), wanted.layout()
             born, steps = [int(at) for at in told.get("born", [])], int(told.get("steps", 0))
-        except (MusterError, ValueError, TypeError) as error:
+        except (MusterError, ValueError, TypeError, OverflowError) as error:
             raise WireError(f"a declaration that cannot be: {error}") from None
         if len(layout.cuts) <= self.index or len(born) not in (0, len(layout.parameters)):
             raise WireError(f"a declaration for {len(layout.cuts)} ps at ps/{self.index}")

@@ -25,6 +25,7 @@ from muster.ps.slabs import Doubles, Floats, aligned
 from muster.ps.updates import Answer, Apply, Effect, Forget, Phase, Sums, Updates, updates
 from muster.ps.wire import Header, WireError
 
+ROUNDS = 1 << 62  # no worker comes this far, and what comes after it still fits into a header
 NOTICE_AFTER = 5.0  # seconds of waiting after which the ps says who waits for whom
 
 
@@ -176,6 +177,8 @@ class Server:
         handler = self.kinds.get(header.kind)
         if handler is None:
             raise WireError(f"a message of kind {header.kind} from a worker")
+        if header.round >= ROUNDS:
+            raise WireError(f"round {header.round}")
         peer.busy = True
         try:
             handler(peer, header)
@@ -323,12 +326,15 @@ class Server:
             raise WireError(f"no such question: {told.get('ask')!r}")
         try:
             answer = question(peer, told)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise WireError(f"a question without sense: {error!r}") from None
         self._reply(peer, wire.message(wire.ANSWER, answer))
 
     def join(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
-        at, effects = self.updates.join(peer.task, None if told["at"] is None else int(told["at"]))
+        given = None if told["at"] is None else int(told["at"])
+        if given is not None and not 0 <= given < ROUNDS:
+            raise ValueError(given)
+        at, effects = self.updates.join(peer.task, given)
         self.carry_out(effects)
         return {"at": at}
 

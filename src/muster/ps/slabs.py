@@ -207,7 +207,7 @@ def declaration(told: dict[str, Any]) -> Declaration:
             for name, shape, trainable, decay, dtype in told["parameters"]
         ]
         return Declaration(tuple(rows), dict(told["optimizer"]), int(told["ps"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not a declaration: {error!r}") from None
 
 

@@ -183,10 +183,21 @@ def test_who_waits_when_a_new_layout_comes_is_told(desk: Desk) -> None:
     assert desk.server.number == 2
 
 
-@pytest.mark.parametrize("told", [{"ask": "eval"}, {"ask": "join"}, {"ask": "phase", "phase": "x"}, {"ask": ["stats"]}])
+SENSELESS = [
+    {"ask": "eval"}, {"ask": "join"}, {"ask": "phase", "phase": "x"}, {"ask": ["stats"]}, {"ask": "join", "at": -1},
+    {"ask": "join", "at": float("inf")}, {"ask": "join", "at": 1 << 62},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("told", SENSELESS)
 def test_questions_without_sense(desk: Desk, told: dict[str, Any]) -> None:
     with pytest.raises(WireError):
         desk.ask(TASKS[0], **told)
+
+
+def test_a_round_that_no_header_could_tell_ends_the_connection_not_the_ps(desk: Desk) -> None:
+    with pytest.raises(WireError):
+        desk.push(TASKS[0], 1, at=(1 << 64) - 1)
 
 
 def test_a_push_that_cannot_be_is_refused(desk: Desk) -> None:
