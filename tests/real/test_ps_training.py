@@ -300,6 +300,22 @@ def test_declaring_again_keeps_values_and_slots_of_what_stays_though_it_moves() 
         assert "first is float32[4999] here and float32[5000] at the chief" in str(caught.value)
 
 
+def test_a_parameter_keeps_its_age_over_two_layouts() -> None:
+    """Adam corrects its moments by the steps that they have seen: "two" has seen 1, not the 101 of "one"."""
+    adam = {"class_name": "Adam", "config": {}}
+    rows = [Parameter(name, (16,)) for name in ("one", "two", "three")]
+    alone, ones = Slab(lay_out(rows[1:2], 1), 0, parse(adam)), np.ones(16, np.float32)
+    for gradient in (1.0, 0.5):
+        alone.apply([(ones * np.float32(gradient), 1.0)], 0.1)
+    with Fleet(ps=1, workers=1) as fleet:
+        client = fleet.client(0)
+        for count, steps, gradient in ((1, 100, 1.0), (2, 1, 1.0), (3, 1, 0.5)):
+            client.declare(rows[:count], adam, [np.zeros(16, np.float32)] * count)
+            for _ in range(steps):
+                client.step([ones * np.float32(gradient)] * count, rate=0.1)
+        assert np.allclose(client.views[1], alone.values, rtol=1e-6)
+
+
 def test_who_came_back_during_the_second_layout_waits_for_the_third() -> None:
     """It has declared less often than the others: what counts is the layout that it knows."""
     rows = [[Parameter(name, (8,))] for name in ("one", "two", "three")]

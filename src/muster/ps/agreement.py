@@ -102,6 +102,7 @@ class Agreement:
         old, new, place = parse(before.optimizer), self.optimizer, before.layout()
         arrays = self._fetch(place, old)
         rows = {p.name: (start, p) for start, p in zip(place.starts, before.parameters, strict=True)}
+        ages = {p.name: int(at) for p, at in zip(before.parameters, found[0]["born"], strict=True)}
         keep = type(old) is type(new) and old.kept() == new.kept()
         steps = int(found[0]["steps"]) if keep else 0
         slots = [aligned(self.layout.size) for _ in new.kept()] if keep else []
@@ -111,7 +112,8 @@ class Agreement:
         for start, parameter in zip(self.layout.starts, self.layout.parameters, strict=True):
             begin, other = rows.get(parameter.name, (0, None))
             stays = other is not None and other.shape == parameter.shape
-            born.append(0 if stays and other is not None and other.trainable else steps)
+            trained = keep and stays and other is not None and other.trainable
+            born.append(ages[parameter.name] if trained else steps)
             if stays:
                 for to, source in zip([flat, *slots], arrays, strict=False):
                     to[start : start + parameter.size] = source[begin : begin + parameter.size]

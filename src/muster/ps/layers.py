@@ -79,7 +79,8 @@ class Layers:
         answer["kept"] = self.now.label if self.now else ""
         answer["staged"] = self.staged.fingerprint if self.staged else ""
         if self.now and whole:
-            answer["declaration"], answer["steps"] = self.now.declaration.told(), self.now.slab.steps
+            answer["declaration"] = self.now.declaration.told()
+            answer["steps"], answer["born"] = self.now.slab.steps, self.now.slab.born
         return answer
 
     def commit(self, fingerprint: Any) -> Layer:

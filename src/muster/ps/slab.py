@@ -41,7 +41,7 @@ class Slab:
         self._begin(steps, list(born) or [0] * len(layout.parameters))
 
     def _begin(self, steps: int, born: list[int]) -> None:
-        self.steps = steps
+        self.steps, self.born = steps, born
         for slot, name in zip(self.slots, self.optimizer.kept(), strict=True):
             slot.fill(self.optimizer.initial(name))
         self._pieces = self._stretches(born)
