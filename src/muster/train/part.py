@@ -68,6 +68,7 @@ class Part:
         self.share = Share(client, self.compute, self.source, self.deal, self.rate, self.place, reports)
         if self.scaling is not None:
             self.share.scale = float(np.asarray(self.scaling.initial_scale))
+            self.share.growth = int(self.scaling.dynamic_growth_steps)
 
     def _deal(self) -> Epochs:
         given = self.options.steps_per_epoch

@@ -19,7 +19,6 @@ from muster.train.settings import Rate
 
 POLL = 0.005  # seconds between looks for work while others hold the last of it
 REPORT_EVERY = 0.2  # seconds
-SCALE_AFTER = 2000  # steps without overflow after which float16's loss scale doubles (Keras' LossScaleOptimizer)
 
 
 class Share:
@@ -33,7 +32,7 @@ class Share:
         self.sync = client.mode == "sync"
         self.offset = 0  # from the run's global step to the optimizer's own, which goes on over fits and files
         self.first = 0  # the epoch at which this fit began
-        self.scale, self.good = 1.0, 0
+        self.scale, self.good, self.growth = 1.0, 0, 2000  # float16: doubles after so many steps without overflow
         self.local = self.samples = 0
         self.logs: dict[str, Any] = {}
         self._said = self._logged = self._told = 0.0
@@ -106,7 +105,7 @@ class Share:
             self.samples += samples
         if self.compute.scaled:
             self.good += 1
-            if self.good >= SCALE_AFTER:
+            if self.good >= self.growth:
                 self.scale, self.good = self.scale * 2.0, 0
         return done
 

@@ -10,6 +10,8 @@ from workers import Run, Worker
 
 from muster.errors import Refused
 from muster.train.batches import chunks
+from muster.train.fit import part
+from muster.train.options import Options
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 L = keras.layers
@@ -577,6 +579,19 @@ def test_half_precision_trains_and_skips_what_overflows():
         with Run(mode=mode) as run:
             (history, weights), *_ = run.all(script)
         assert history["accuracy"][-1] > 0.75 and all(np.isfinite(w).all() for w in weights)
+
+
+def test_the_loss_scale_grows_as_its_optimizer_says():
+    def script(worker):
+        model = fresh(classifier)
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 8.0, dynamic_growth_steps=5)
+        model.compile(scaled, model.loss)
+        mine = part(model, X, Y, Options(batch_size=100, verbose=0), worker.me, worker.reports, worker.life)
+        mine.run()
+        return mine.share.scale
+
+    with Run(workers=1) as run:
+        assert run.all(script) == [32.0], "12 steps: doubled twice"
 
 
 def test_random_layers_differ_between_workers_and_repeat_between_runs():
