@@ -38,9 +38,12 @@ def test_a_run_on_five_machines_over_one_connection_each(site: Site):
     assert site.ask("stop") == (0, f"run {launch.run().id} was over; nothing of it was alive\n")
 
 
+PYENV = os.path.expanduser("~/.pyenv/versions")
+
+
 def bare_pythons() -> list[str]:
     """Interpreters that have nothing but their standard library."""
-    return glob.glob(os.path.expanduser("~/.pyenv/versions/3.10.*/bin/python3")) + glob.glob("/usr/bin/python3.1[0-9]")
+    return glob.glob(f"{PYENV}/3.10.*/bin/python3") + glob.glob("/usr/bin/python3.1[0-9]")
 
 
 @pytest.mark.skipif(not bare_pythons(), reason="no other Python here")
@@ -316,7 +319,7 @@ def test_an_interpreter_that_does_not_exist_is_named(site: Site, check: bool):
 
 
 def ancient() -> list[str]:
-    return glob.glob("/root/.pyenv/versions/2.7.*/bin/python") + glob.glob("/root/.pyenv/versions/3.[67].*/bin/python")
+    return glob.glob(f"{PYENV}/2.7.*/bin/python") + glob.glob(f"{PYENV}/3.[67].*/bin/python")
 
 
 @pytest.mark.skipif(not ancient(), reason="no old Python here")
