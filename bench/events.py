@@ -41,10 +41,11 @@ def script(task: Task, attempt: int) -> Iterator[tuple[float, What]]:
     yield 2.0 + SECONDS, 0
 
 
-def once(folder: Path) -> dict[str, float]:
+def once(folder: Path, workers: int = WORKERS) -> dict[str, float]:
     """One run: events, seconds, events per second."""
     cluster = Cluster(
-        hosts=[Host(name=f"h{n}", address=f"10.0.0.{n}") for n in range(20)], run=Run(ps=8, workers=WORKERS)
+        hosts=[Host(name=f"h{n}", address=f"10.0.0.{n}") for n in range(20)],
+        run=Run(ps=8, workers=workers, engine="tensorflow"),  # whose tasks need not join anything
     )
     plan = make_plan(cluster, Script("x.py"), "/")
     journal = Journal(folder / "journal.jsonl")

@@ -106,3 +106,8 @@ def test_optimizers_are_those_of_keras() -> None:
         apart[f"{number} {type(optimizer).__name__}"] = error / largest
     print(apart)
     assert all(value <= 1e-5 for value in apart.values()), apart
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adagrad", "rmsprop"])
+def test_a_rate_that_nobody_gives_is_that_of_keras(name: str) -> None:
+    assert parse({"name": name}).default_rate == pytest.approx(float(keras.optimizers.get(name).learning_rate))

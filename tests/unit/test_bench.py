@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench import events
 from bench.measure import figures, meter
 from bench.measure.figures import Curve, Reference
 from bench.measure.workloads import WORKLOADS
@@ -135,3 +136,7 @@ def test_a_verdict_needs_the_floor_and_most_windows_in_the_band() -> None:
     assert verdict(5.9, 6.0, inside=4, windows=4) == "missed"
     assert verdict(9.0, 6.0, inside=1, windows=4) == "out of the band"
     assert verdict(None, 6.0, inside=0, windows=0) == "not measured"
+
+
+def test_the_run_of_fake_workers_goes_well(tmp_path: Path) -> None:
+    assert events.once(tmp_path, workers=60)["events"] > 60 * 2 * events.SECONDS

@@ -28,6 +28,7 @@ from muster.ps import wire
 from muster.ps.client import Client, Done
 from muster.ps.link import Identity, places
 from muster.ps.loop import Loop, listen_local, remove_local
+from muster.ps.optimizers import parse
 from muster.ps.server import Rule, Server
 from muster.ps.slabs import Floats, Parameter
 from muster.ps.tls import context
@@ -67,11 +68,12 @@ class Session:
         ``params``: initial values by name; the chief's count, all workers need the same names and shapes. The arrays
         returned are float32 views of one buffer, which ``pull`` and ``step`` fill. ``optimizer``: a name, or a config
         as Keras gives it, such as {"name": "adam", "learning_rate": 0.001}. ``learning_rate``: a number, or a function
-        of the global step; it comes before the optimizer's. ``statistics`` names those that are averaged over the
-        workers instead of trained. Raises Refused for what has no counterpart on the parameter servers.
+        of the global step; it comes before the optimizer's, and without either it is Keras' default. ``statistics``
+        names those that are averaged over the workers instead of trained. Raises Refused for what has no counterpart on
+        the parameter servers.
         """
         config: Mapping[str, Any] = {"name": optimizer} if isinstance(optimizer, str) else optimizer
-        set_there = config.get("config", config).get("learning_rate", 0.01)
+        set_there = config.get("config", config).get("learning_rate", parse(config).default_rate)
         rate = set_there if learning_rate is None else learning_rate
         if not callable(rate) and not isinstance(rate, (int, float)):
             raise Refused(

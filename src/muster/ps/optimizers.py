@@ -32,6 +32,7 @@ class Optimizer:
     global_clipnorm: float | None = None
 
     slots: ClassVar[tuple[str, ...]] = ()
+    default_rate: ClassVar[float] = 0.001  # the learning rate where nobody gives one, as Keras has it
 
     def kept(self) -> tuple[str, ...]:
         """The slots that these settings need."""
@@ -53,6 +54,8 @@ class SGD(Optimizer):
 
     momentum: float = 0.0
     nesterov: bool = False
+
+    default_rate: ClassVar[float] = 0.01
 
     def kept(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
