@@ -81,7 +81,7 @@ def run(request: Request, watchers: Watchers, bells: Sequence[Doorbell] = ()) ->
 
 def lost_port(state: State, plan: Plan) -> int:
     """The port for want of which a run ended before its first step, where another one would do; else 0."""
-    anew = verdict_of(state, plan) is Verdict.PORT and not plan.exact and state.high == 0
+    anew = verdict_of(state, plan) is Verdict.PORT and state.stop is None and not plan.exact and state.high == 0
     return state.cause.port if anew and isinstance(state.cause, PortTaken) else 0
 
 
