@@ -186,8 +186,9 @@ while True:
     tcp = ip[(ip[0] & 15) * 4 : struct.unpack("!H", ip[2:4])[0]]
     source, port, seq = struct.unpack("!HHI", tcp[:8])
     if port != 2222 or first not in (None, source): continue
-    first = source
-    if data := tcp[(tcp[12] >> 4) * 4 :]: heard[seq] = data
+    data = tcp[(tcp[12] >> 4) * 4 :]
+    if not data: continue  # a call before the ps was there is none to record
+    first, heard[seq] = source, data
     if sum(map(len, heard.values())) > 20000: break
 print(b"".join(heard[seq] for seq in sorted(heard)).hex(), flush=True)
 """
