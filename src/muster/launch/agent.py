@@ -343,7 +343,7 @@ class Agent:
                 preexec_fn=child,
                 pass_fds=(channel,),
             )
-        except BaseException:
+        except BaseException:  # whatever ended it: the pipe is not left open
             os.close(read)
             raise
         finally:

@@ -258,7 +258,7 @@ class AgentLauncher:
             if failed:
                 raise HostsUnreached({n: (p.complaint(), p.code()) for n, p in failed.items()})
             return news
-        except BaseException:
+        except BaseException:  # Ctrl-C too: connections that were made are not left open
             self.close()
             raise
 
