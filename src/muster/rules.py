@@ -84,6 +84,12 @@ def check_run(given: Run, source: Source) -> list[str]:
             try_="workers = 1 or more",
         )
     _check_kind(run, source)
+    _check_seats(run, source, warnings)
+    return warnings
+
+
+def _check_seats(run: Run, source: Source, warnings: list[str]) -> None:
+    """Where the file names seats: each a place of its own, and for all roles."""
     seen: dict[str, str] = {}
     for role, job in ROLES:
         for n, seat in enumerate(listed(getattr(run, job))):
@@ -108,7 +114,6 @@ def check_run(given: Run, source: Source) -> list[str]:
             because="ports could collide",
             try_="seats for all, or counts for all",
         )
-    return warnings
 
 
 def _check_evaluator(given: Run, source: Source) -> None:
