@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ import pytest
 
 BLOCK = 20  # ports of one test
 _blocks = itertools.count()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hang_up() -> Iterator[None]:
+    """SIGHUP does what it does from a terminal, under nohup too: every process that a test starts inherits that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -169,7 +169,9 @@ def test_the_terminal_that_one_task_had_is_as_before_afterwards(muster):
 
 
 MWMS = ("--kind", "mwms", "--ps", "0", "--workers", "2", "--retries", "0")
-FIT = "import sys\nsys.exit(3)\nfrom tensorflow import keras\nkeras.Sequential().fit([0])\n"
+# worker/1 waits: the first to end ends the run, and a test can know only one
+LEAVES = "import os, sys, time\ntime.sleep(600) if os.environ['MUSTER_TASK'] == 'worker/1' else sys.exit(3)\n"
+FIT = LEAVES + "from tensorflow import keras\nkeras.Sequential().fit([0])\n"
 
 
 def test_keras_3_with_a_strategy_is_refused_before_the_start(muster):
@@ -186,6 +188,6 @@ def test_a_strategy_that_may_train_starts(muster, way):
     pytest.importorskip("tf_keras")
     muster.env["TF_USE_LEGACY_KERAS"] = "1" if way == "keras 2" else "0"
     options = {"keras 2": ("--pass", "TF_USE_LEGACY_KERAS"), "a loop": (), "not asked": ("--no-check",)}[way]
-    launch = muster.run("import sys\nsys.exit(3)\n" if way == "a loop" else FIT, *MWMS, *options)
+    launch = muster.run(LEAVES if way == "a loop" else FIT, *MWMS, *options)
     assert launch.wait() == 1 and launch.events(Exited, task="worker/0", code=3), launch.text()
     assert ("a loop of your own works" in launch.text()) is (way == "a loop")
