@@ -101,13 +101,12 @@ def make_plan(
         if any(s.role == role for s in placed)
     }
     notes += _say(placed, run, chief, facts)
-    tasks = {}
     many = apart(cluster.launcher, [(seat.host.name, seat.host.address) for seat in placed])
-    near = _near(placed, run) if many else None
+    job = _Job(run, script, chief, addresses, cwd, python, many, _near(placed, run) if many else None)
+    tasks = {}
     for seat in placed:
         known = facts.get(seat.host.name, Facts())
-        threads = _threads(seat, placed, run, known)
-        task = _task(seat, run, script, chief, addresses, cwd, python, known, many, threads, near)
+        task = _task(seat, job, known, _threads(seat, placed, run, known))
         tasks[task.id] = task
     name = cluster.name or Path(script.path).stem or "run"
     return Plan(name, cluster.launcher, script, run, hosts, chief, tasks, tuple(notes), exact, cluster.source)
@@ -176,41 +175,53 @@ def _say_evaluator(placed: list[Seat], run: Run, chief: str) -> Iterator[str]:
         )
 
 
-def _task(
-    seat: Seat,
-    run: Run,
-    script: Script,
-    chief: str,
-    addresses: dict[str, list[str]],
-    cwd: str,
-    python: str,
-    facts: Facts,
-    many: bool,
-    threads: int,
-    near: dict[str, list[int]] | None,
-) -> Task:
-    me = f"{seat.role}/{seat.index}"
+class _Job(msgspec.Struct, frozen=True):
+    """What the tasks of a plan have in common. ``many``: they reach one another over a network."""
+
+    run: Run
+    script: Script
+    chief: str
+    addresses: dict[str, list[str]]
+    cwd: str
+    python: str
+    many: bool
+    near: dict[str, list[int]] | None
+
+
+def _task(seat: Seat, job: _Job, facts: Facts, threads: int) -> Task:
     at = bound(seat.host, seat.port)
     moved = bool(seat.port) and at != Address(seat.host.address, seat.port)
-    mine = own_seat(addresses, seat.role, seat.index, seat.host, at) if moved else addresses
-    role_of: dict[str, Any] = {
-        "cluster": addresses if run.engine == "muster" else mine,
-        "chief": chief,
-        "engine": run.engine,
-        "kind": run.kind,
-        "mode": run.mode,
-        "spare": run.spare,
-        "max_staleness": run.max_staleness,
-        "checkpoints": run.checkpoints,
-        "evaluator": bool(run.evaluator),
-    }
-    if moved and run.engine == "muster":
-        role_of["bind"] = str(at)
-    if near is not None:
-        role_of["near"] = near.get(seat.host.name, [])
-    env = {
-        "MUSTER_TASK": me,
-        "MUSTER_CLUSTER": json.dumps(role_of),
+    mine = own_seat(job.addresses, seat.role, seat.index, seat.host, at) if moved else job.addresses
+    env = _environment(seat, job, threads)
+    env["MUSTER_CLUSTER"] = json.dumps(_role(seat, job, mine, str(at) if moved else ""))
+    if job.run.engine == "tensorflow":
+        env["TF_CONFIG"] = json.dumps({"cluster": mine, "task": {"type": seat.role, "index": seat.index}})
+    if facts.proxies:
+        env["no_proxy"] = _no_proxy({**job.addresses, "own": [str(at)]}, seat.host.env.get("no_proxy", facts.no_proxy))
+    interpreter = seat.host.python or job.python
+    return Task(
+        id=f"{seat.role}/{seat.index}",
+        role=seat.role,
+        index=seat.index,
+        host=seat.host.name,
+        address=seat.host.address,
+        port=seat.port,
+        gpus=seat.gpus,
+        python=interpreter,
+        cwd=seat.host.cwd or job.cwd,
+        argv=_argv(seat, job.run, job.script, interpreter),
+        env=env,
+        why=seat.why,
+        bind=at.host if moved else "",
+        bind_port=at.port if moved else 0,
+        listens=bool(seat.port) and (job.run.engine == "tensorflow" or (seat.role == "ps" and job.many)),
+    )
+
+
+def _environment(seat: Seat, job: _Job, threads: int) -> dict[str, str]:
+    """What any task gets; what the file says for its host comes last, and wins."""
+    return {
+        "MUSTER_TASK": f"{seat.role}/{seat.index}",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.gpus)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver counts, and so the file; CUDA's own order: the fastest first
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -219,28 +230,27 @@ def _task(
         **({"TF_NUM_INTRAOP_THREADS": str(threads)} if threads else {}),
         **seat.host.env,
     }
-    if run.engine == "tensorflow":
-        env["TF_CONFIG"] = json.dumps({"cluster": mine, "task": {"type": seat.role, "index": seat.index}})
-    if facts.proxies:
-        env["no_proxy"] = _no_proxy({**addresses, "own": [str(at)]}, seat.host.env.get("no_proxy", facts.no_proxy))
-    interpreter = seat.host.python or python
-    return Task(
-        id=me,
-        role=seat.role,
-        index=seat.index,
-        host=seat.host.name,
-        address=seat.host.address,
-        port=seat.port,
-        gpus=seat.gpus,
-        python=interpreter,
-        cwd=seat.host.cwd or cwd,
-        argv=_argv(seat, run, script, interpreter),
-        env=env,
-        why=seat.why,
-        bind=at.host if moved else "",
-        bind_port=at.port if moved else 0,
-        listens=bool(seat.port) and (run.engine == "tensorflow" or (seat.role == "ps" and many)),
-    )
+
+
+def _role(seat: Seat, job: _Job, mine: dict[str, list[str]], bind: str) -> dict[str, Any]:
+    """MUSTER_CLUSTER: what a task has to know of the job and of its own place in it."""
+    run = job.run
+    told: dict[str, Any] = {
+        "cluster": job.addresses if run.engine == "muster" else mine,
+        "chief": job.chief,
+        "engine": run.engine,
+        "kind": run.kind,
+        "mode": run.mode,
+        "spare": run.spare,
+        "max_staleness": run.max_staleness,
+        "checkpoints": run.checkpoints,
+        "evaluator": bool(run.evaluator),
+    }
+    if bind and run.engine == "muster":
+        told["bind"] = bind
+    if job.near is not None:
+        told["near"] = job.near.get(seat.host.name, [])
+    return told
 
 
 def _argv(seat: Seat, run: Run, script: Script, python: str) -> tuple[str, ...]:
