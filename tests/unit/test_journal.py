@@ -21,6 +21,7 @@ from muster.journal import (
     runs,
     runs_root,
 )
+from muster.watch.tail import Tail
 
 PLAN = make(ps=1, workers=1)
 EVENTS = [*started(PLAN), dies("worker/0", 1.0)]
@@ -96,6 +97,20 @@ def test_a_log_is_rotated_and_never_longer_than_twice_its_limit(tmp_path):
     assert sum(f.stat().st_size for f in files) <= 2 * ((1 << 20) + len(block))
     assert files[0].read_bytes().endswith(b"the end\n")
     assert not logs.trouble
+
+
+@pytest.mark.parametrize("looks", [range(45), [20, 40], []], ids=["always", "on both sides of it", "only at the end"])
+def test_a_log_is_read_whole_over_its_rotation(tmp_path, looks):
+    """S14: whoever follows it gets each line once, also those between the last look and the rotation."""
+    logs, tail = Logs(tmp_path, make(ps=1, workers=1, log_mb=1)), Tail(tmp_path / "worker-0.log")
+    lines = [b"%02d " % n + b"x" * 30_000 + b"\n" for n in range(45)]
+    seen = tail.more()
+    for n, line in enumerate(lines):
+        logs.write("worker/0", 1, line)
+        seen += tail.more() if n in looks else b""
+    seen += tail.more()
+    assert (tmp_path / "worker-0.log.1").exists()
+    assert seen == b"".join(lines) and tail.more() == b""
 
 
 def test_a_journal_that_cannot_be_written_ends_the_run_in_words():

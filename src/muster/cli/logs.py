@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from pathlib import Path
 
 import click
 
@@ -18,6 +17,7 @@ def command(words: tuple[str, ...], follow: bool, lines: int) -> int:
     from muster.journal import find
     from muster.plan import check_task_name
     from muster.watch.lines import Lines
+    from muster.watch.tail import Tail
 
     task = next((w for w in words if "/" in w and not os.path.exists(w)), "")
     rest = [w for w in words if w != task]
@@ -27,13 +27,12 @@ def command(words: tuple[str, ...], follow: bool, lines: int) -> int:
     plan = folder.plan()
     names = [check_task_name(task, plan).id] if task else list(plan.tasks)
     width = max(map(len, names))
-    readers = {name: (folder.logs / plan.tasks[name].log, Lines()) for name in names}
-    places: dict[str, int] = {}
+    readers = {name: (Tail(folder.logs / plan.tasks[name].log), Lines()) for name in names}
     first = True
     while True:
         ended = folder.launcher() == 0
-        for name, (path, cut) in readers.items():
-            found = cut.feed(_more(path, name, places))
+        for name, (tail, cut) in readers.items():
+            found = cut.feed(tail.more())
             for line in found[-lines:] if lines and first else found:
                 sys.stdout.write(line + "\n" if task else f"{name:<{width}} | {line}\n")
         first = False
@@ -45,28 +44,3 @@ def command(words: tuple[str, ...], follow: bool, lines: int) -> int:
         for line in cut.rest():
             sys.stdout.write(line + "\n" if task else f"{name:<{width}} | {line}\n")
     return 0
-
-
-def _more(path: Path, name: str, places: dict[str, int]) -> bytes:
-    """What a log has gained since the last look; all of it, after a rotation."""
-    try:
-        with path.open("rb") as file:
-            at = places.get(name, 0)
-            size, before = file.seek(0, 2), b""
-            if size < at:  # rotated: what it still got before that stands in the old part
-                before, at = _rest(path.with_suffix(".log.1"), at), 0
-            file.seek(at)
-            got = file.read()
-            places[name] = at + len(got)
-            return before + got
-    except FileNotFoundError:
-        return b""
-
-
-def _rest(path: Path, at: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            file.seek(at)
-            return file.read()
-    except FileNotFoundError:
-        return b""

@@ -9,6 +9,7 @@ from muster.launch import Output
 from muster.plan import Plan
 from muster.state import State, blank
 from muster.waits import Wait, waits
+from muster.watch.tail import Tail
 from muster.watch.terminal import Screen
 
 EVERY = 0.1
@@ -17,7 +18,7 @@ EVERY = 0.1
 def follow(folder: RunFolder, plan: Plan, screen: Screen) -> State:
     """Feeds ``screen`` until the run has ended or its launcher is gone. Returns the last state."""
     state = blank(plan.tasks)
-    places = dict.fromkeys(plan.tasks, 0)
+    tails = {name: Tail(folder.logs / task.log) for name, task in plan.tasks.items()}
     with folder.journal.open("rb") as journal:
         held = b""
         while True:
@@ -27,25 +28,12 @@ def follow(folder: RunFolder, plan: Plan, screen: Screen) -> State:
                 event = parse(line)
                 state.apply(event)
                 screen.event(event, state)
-            _outputs(folder, plan, screen, places)
+            for name, tail in tails.items():
+                if data := tail.more():
+                    screen.output(Output(name, 1, data))
             now = max(state.now, time.time() - state.wall)
             waiting: Sequence[Wait] = waits(state, now, plan)
             screen.tick(state, now, waiting)
             if state.ended or not alive:
                 return state
             time.sleep(EVERY)
-
-
-def _outputs(folder: RunFolder, plan: Plan, screen: Screen, places: dict[str, int]) -> None:
-    for name, task in plan.tasks.items():
-        path = folder.logs / task.log
-        if not path.exists():
-            continue
-        with path.open("rb") as file:
-            if file.seek(0, 2) < places[name]:
-                places[name] = 0  # rotated
-            file.seek(places[name])
-            data = file.read()
-        places[name] += len(data)
-        if data:
-            screen.output(Output(name, 1, data))
