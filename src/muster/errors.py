@@ -18,6 +18,16 @@ class MusterError(Exception):
         rows = [("at", self.at), ("because", self.because), ("try", self.try_)]
         return "\n".join([self.what, *(_row(label, text) for label, text in rows if text)])
 
+    def as_json(self) -> dict[str, object]:
+        """The same for a program, under the names that the result of a run has."""
+        rows = {"cause": self.what, "at": self.at, "because": self.because, "try": self.try_}
+        return {
+            "ok": False,
+            "result": "refused" if self.exit_code == 2 else "failed",
+            **rows,
+            "exit_code": self.exit_code,
+        }
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_again, (type(self), self.what, self.at, self.because, self.try_))
 

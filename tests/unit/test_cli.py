@@ -254,6 +254,24 @@ def test_a_machine_without_ssh_says_so(muster, tmp_path, monkeypatch, words):
     assert code == 2 and "there is no ssh on this machine" in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["run", "--json", "none.py"], "none.py"),
+        (["run", "--json", "--workers", "0", "train.py"], "there is no worker"),
+        (["plan", "--json", "--workers", "0", "train.py"], "there is no worker"),
+        (["check", "--json", "-c", "none.toml"], "cluster file"),
+        (["status", "--json", "nobody"], "run"),
+    ],
+)
+def test_who_asks_for_json_gets_it_for_a_refusal_too(muster, words, cause):
+    code, out, err = muster(*words)
+    told = json.loads(out)
+    assert cause in told["cause"] and told["cause"] in err
+    assert (told["ok"], told["result"], told["exit_code"]) == (False, "refused", code) and code == 2
+    assert told["try"] in err and set(told) == {"ok", "result", "cause", "at", "because", "try", "exit_code"}
+
+
 # --- init
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from muster.cli.options import cluster_option, find_cluster, no_stray_flag, run_options
+from muster.cli.options import Verb, cluster_option, find_cluster, no_stray_flag, run_options
 
 
-@click.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("check", cls=Verb, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @cluster_option
 @click.option("--json", "as_json", is_flag=True, help="the findings as one JSON object")
 @click.option("--links", is_flag=True, help="show every pair with its figures, not only the slow ones")

@@ -1,5 +1,6 @@
 """Options that several verbs share. Flags of [run] come from its fields: type, help and default stand there alone."""
 
+import json
 import os
 import typing
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import msgspec
 
 from muster.cluster import Cluster, Run
 from muster.clusterfile import convert, from_raw, load, takes
-from muster.errors import Refused, nearest
+from muster.errors import MusterError, Refused, nearest
 from muster.rules import check_run, overruled
 from muster.written import Source
 
@@ -21,6 +22,18 @@ SHORT = {"kind", "engine", "mode", "ps", "workers"}
 
 
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Run)}
+
+
+class Verb(click.Command):
+    """Whoever asked for JSON gets it for an error too; its text goes to the other output all the same."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MusterError as error:
+            if ctx.params.get("as_json"):
+                print(json.dumps(error.as_json()), flush=True)
+            raise
 
 
 def _is_flag(name: str) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from muster.cli.options import cluster_option, find_cluster, no_stray_flag, run_options
+from muster.cli.options import Verb, cluster_option, find_cluster, no_stray_flag, run_options
 
 
-@click.command("plan", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("plan", cls=Verb, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @cluster_option
 @click.option("--json", "as_json", is_flag=True, help="everything, as one JSON object")
 @click.option("--env", "task", metavar="TASK", default="", help="the environment and command of one task, for a shell")

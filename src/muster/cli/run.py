@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli.options import cluster_option, find_cluster, no_stray_flag, run_options
+from muster.cli.options import Verb, cluster_option, find_cluster, no_stray_flag, run_options
 
 if TYPE_CHECKING:  # imported only when a run begins: help and errors answer at once
     from rich.console import Console
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported only when a run begins: help and errors answer at 
     from muster.supervise import Watcher
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("run", cls=Verb, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @cluster_option
 @click.option("--only", metavar="TASK", default="", help="give one task (worker/1) this terminal, for a debugger")
 @click.option("--json", "as_json", is_flag=True, help="the result as one JSON object on the last line")
@@ -102,9 +102,8 @@ def _unfit(console: Console, failed: CheckFailed, as_json: bool) -> int:
     console.print(render.table(wanted(failed.plan), failed.findings))
     console.print("nothing was started; muster check tells more, --no-check starts all the same", style="dim")
     if as_json:
-        print(
-            json.dumps({"ok": False, "cause": "the check found errors", **json.loads(render.as_json(failed.findings))})
-        )
+        told = {"ok": False, "result": "refused", "cause": "the check found errors", "exit_code": 1}
+        print(json.dumps({**told, **json.loads(render.as_json(failed.findings))}))
     return 1
 
 

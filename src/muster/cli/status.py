@@ -5,8 +5,10 @@ import time
 
 import click
 
+from muster.cli.options import Verb
 
-@click.command("status")
+
+@click.command("status", cls=Verb)
 @click.argument("run", default="")
 @click.option("--json", "as_json", is_flag=True, help="the same as one JSON object")
 def command(run: str, as_json: bool) -> int:
