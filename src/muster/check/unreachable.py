@@ -38,7 +38,7 @@ def ssh_verdict(stderr: str, returncode: int | None, destination: str = "HOST") 
     if returncode != 255:
         because = _last(stderr) or f"it ended with exit {returncode} and said nothing"
         return Failure(
-            "broken", "lets us in, but the check does not run there", because, f"ssh {destination} python3 -V"
+            "broken", "lets us in, but what Muster sends does not run there", because, f"ssh {destination} python3 -V"
         )
     because = _last(stderr) or "ssh ended with exit 255 and said nothing"
     return Failure("unknown", "cannot be reached by ssh", because, f"ssh -v {destination} true")
