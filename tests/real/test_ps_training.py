@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ import pytest
 from ps_fleet import Fleet
 
 from muster.errors import MusterError, RunFailed
+from muster.ps import client as client_module
+from muster.ps import wire
 from muster.ps.client import Client
 from muster.ps.optimizers import parse
 from muster.ps.slab import Slab
@@ -387,6 +390,28 @@ def test_large_slabs_are_shared_on_one_host_and_come_out_the_same() -> None:
             client.pull()
             ends.append(client.values.copy())
     assert np.array_equal(ends[0], ends[1])
+
+
+def test_values_on_their_way_are_of_one_moment_though_the_slab_changes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "SHARE_FROM", 1 << 62)
+    rows = [Parameter("a", (1000, 2000))]  # more than a socket holds
+    with Fleet(ps=1, workers=2) as fleet:
+        chief, slow = fleet.client(0), fleet.client(1)
+        for client in (chief, slow):
+            client.declare(rows, {"class_name": "SGD"}, [np.zeros((1000, 2000), np.float32)])
+        (link,) = slow.links
+        link.ask([wire.Header(wire.PULL, layout=slow.layout_number).pack()], [slow.values.data])
+        link.begin()
+        assert select.select([link], [], [], 20)[0], "the ps has begun to answer, and we do not read on"
+        for _ in range(3):
+            chief.step([np.ones((1000, 2000), np.float32)], rate=1.0)
+        while not link.turn():
+            assert select.select([link], [], [], 20)[0]
+        assert np.unique(slow.values).tolist() == [0.0]
+        slow.pull()
+        assert np.unique(slow.values).tolist() == [-3.0]
 
 
 def test_a_ps_that_is_gone_is_named() -> None:

@@ -233,13 +233,13 @@ class Client:
             scales = [np.ascontiguousarray(part) for part in room.factors(self.agreed.optimizer, data)]
         self.number += 1
         for k, (link, buffers) in enumerate(zip(self.links, data, strict=True)):
-            shared = 0
+            shared, size = 0, self.layout.cuts[k].size * 4
             if k in self.shared:
                 room.fill(k, buffers)
-                shared, buffers = wire.SHARED, []
+                shared, size, buffers = wire.SHARED, 0, []
             if scales:
+                size += scales[k].nbytes
                 buffers = [scales[k], *buffers]
-            size = sum(memoryview(part).nbytes for part in buffers)
             header = Header(
                 wire.PUSH, flags | shared, self.layout_number, 0, self.number, self.at, float(rate), float(samples),
                 1.0, size,

@@ -58,6 +58,7 @@ class Loop:
         self.listeners = {listener.fileno(): listener for listener in listeners}
         self.peers: dict[int, Peer] = {}
         self.strangers: dict[int, Peer] = {}  # in the order of their arrival
+        self.lending: dict[int, Peer] = {}  # those to whom arrays of the slab are still being sent
         self.refused: set[tuple[str, str]] = set()
         self.over = False
         self.poll = select.epoll()
@@ -67,7 +68,7 @@ class Loop:
         if agent is not None:
             agent.setblocking(False)
             self.poll.register(agent.fileno(), READ)
-        server.send = self.send
+        server.send, server.changing = self.send, self.settle
 
     def run(self) -> None:
         due = 0.0
@@ -273,14 +274,22 @@ class Loop:
             peer.outbox.add(*buffers)
             self._flush(peer)
 
+    def settle(self) -> None:
+        """The slab is about to change: what is still to be sent of it is copied, and nobody waits for a slow reader."""
+        for peer in self.lending.values():
+            peer.outbox.own()
+        self.lending.clear()
+
     def _flush(self, peer: Peer) -> None:
         try:
             empty = peer.outbox.flush(peer.stream)
         except OSError:
             self._part(peer, 0.0 if peer.local else GRACE)
             return
-        if not empty and not peer.writing:
-            peer.outbox.own()  # the slab may change before the rest goes; once is enough, and copying again costs
+        if empty:
+            self.lending.pop(peer.fd, None)
+        elif not peer.writing:  # once is enough: what was copied does not change any more
+            self.lending[peer.fd] = peer
         if empty is peer.writing:
             peer.writing = not empty
             self.poll.modify(peer.fd, READ if empty else WRITE)
@@ -295,6 +304,7 @@ class Loop:
         if self.peers.pop(peer.fd, None) is None:
             return
         self.strangers.pop(peer.fd, None)
+        self.lending.pop(peer.fd, None)
         self.poll.unregister(peer.fd)
         peer.close()
 

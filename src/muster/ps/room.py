@@ -17,7 +17,7 @@ import numpy as np
 from muster.errors import Refused
 from muster.ps import wire
 from muster.ps.optimizers import Optimizer, factors
-from muster.ps.slabs import Cut, Doubles, Floats, Layout, aligned, buffer, floats
+from muster.ps.slabs import Cut, Doubles, Floats, Layout, Parameter, aligned, buffer, floats
 
 
 def can_share() -> bool:
@@ -70,14 +70,15 @@ class Room:
             raise Refused(f"{len(gradient)} gradients for {len(self.layout.parameters)} parameters")
         zeros = memoryview(self._zeros)
         flat = [
-            zeros if given is None else floats(given, parameter).data.cast("B")
+            None if given is None else _bytes(given, parameter)
             for given, parameter in zip(gradient, self.layout.parameters, strict=True)
         ]
         out = []
         for rows in self._scatter:
             buffers: list[Any] = []
             for index, low, high, pad in rows:
-                buffers.append(flat[index][: high - low] if gradient[index] is None else flat[index][low:high])
+                whole = flat[index]
+                buffers.append(zeros[: high - low] if whole is None else whole[low:high])
                 if pad:
                     buffers.append(zeros[:pad])
             out.append(buffers)
@@ -107,6 +108,17 @@ class Room:
     def _square(self, flat: Floats, start: int, stop: int, parameter: int) -> float:
         part = flat[start:stop]
         return float(np.dot(part, part)) if self.layout.parameters[parameter].trainable else 0.0
+
+
+def _bytes(given: Any, parameter: Parameter) -> memoryview:
+    """The bytes of a gradient from where it lies; one that is not float32 in one piece is copied."""
+    try:
+        view = memoryview(given)
+    except (TypeError, BufferError):
+        return floats(given, parameter).data.cast("B")
+    if view.format == "f" and view.c_contiguous and view.nbytes == parameter.size * 4:
+        return view.cast("B")
+    return floats(given, parameter).data.cast("B")
 
 
 def _scatter(layout: Layout, cut: Cut) -> list[tuple[int, int, int, int]]:

@@ -41,15 +41,21 @@ class Rule:
 
 @dataclass
 class Gradient:
+    """``lent``: the array is one of the ps' own, and is free again once the gradient was applied or dropped."""
+
     array: Floats
     weight: float
     rate: float
     scales: Doubles | None
+    lent: bool
 
 
 @dataclass
 class Server:
-    """``index`` is the number of this ps; ``send`` puts buffers on the way to a peer; ``say`` reaches the screen."""
+    """``index`` is the number of this ps; ``send`` puts buffers on the way to a peer; ``say`` reaches the screen.
+
+    ``changing`` is called before an array changes that may be on its way.
+    """
 
     index: int
     rule: Rule
@@ -60,11 +66,13 @@ class Server:
     peers: dict[str, Peer] = field(default_factory=dict)
     board: Board = field(default_factory=Board)
     samples: float = 0.0  # in all gradients that were applied
+    changing: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.layers = Layers(self.index, self.free)
         self.updates: Updates = self._rule(exchange=False)
         self.gradients: dict[str, Gradient] = {}
+        self.rooms: list[Floats] = []  # free arrays of the slab's size, the one that was used last at the end
         self.requests: dict[str, Header] = {}
         self.sums: tuple[int, Doubles] = (-1, np.zeros(0))
         self.waited = (0.0, frozenset[str](), frozenset[str](), False)
@@ -160,7 +168,8 @@ class Server:
         views = [self._scales(peer).data] if header.flags & wire.SCALED else []
         if not header.flags & wire.SHARED:
             if peer.gradient is None or len(peer.gradient) != self.slab.cut.size:
-                peer.gradient = aligned(self.slab.cut.size)
+                # As many as are under way at one moment, whatever the number of workers; the warmest one first.
+                peer.gradient = self.rooms.pop() if self.rooms else aligned(self.slab.cut.size)
             views.append(peer.gradient.data)
         elif peer.shared is None:
             raise WireError("a gradient in shared memory where none is shared")
@@ -207,10 +216,11 @@ class Server:
             raise Refused(f"A push with learning rate {header.rate} and weight {header.weight}")
         self.requests[peer.task] = header
         if header.number > self.updates.members[peer.task].push:
-            array = peer.shared.gradient if header.flags & wire.SHARED and peer.shared else peer.gradient
-            assert array is not None, "room() has made it"
             scales = peer.scales.copy() if header.flags & wire.SCALED and peer.scales is not None else None
-            self.gradients[peer.task] = Gradient(array, header.weight, header.rate, scales)
+            shared = peer.shared.gradient if header.flags & wire.SHARED and peer.shared else None
+            array, peer.gradient = (shared, peer.gradient) if shared is not None else (peer.gradient, None)
+            assert array is not None, "room() has made it"
+            self.gradients[peer.task] = Gradient(array, header.weight, header.rate, scales, shared is None)
         self.carry_out(self.updates.push(peer.task, header.number, header.round))
 
     def norms(self, peer: Peer, header: Header) -> None:
@@ -229,15 +239,25 @@ class Server:
             elif isinstance(effect, Sums):
                 self._tell_sums(effect.task)
             elif isinstance(effect, Forget):
-                self.gradients.pop(effect.task, None)
+                self._free(self.gradients.pop(effect.task, None))
 
     def _apply(self, tasks: tuple[str, ...], scales: Doubles | None) -> None:
-        parts = _weighing([self.gradients.pop(task) for task in tasks])
+        taken = [self.gradients.pop(task) for task in tasks]
+        self._update(_weighing(taken), scales)
+        for gradient in taken:
+            self._free(gradient)
+
+    def _free(self, gradient: Gradient | None) -> None:
+        if gradient is not None and gradient.lent:
+            self.rooms.append(gradient.array)
+
+    def _update(self, parts: list[Gradient], scales: Doubles | None) -> None:
         if not parts:
             return
         together = self.rule.mode == "sync"
         share = 1.0 if together else 1.0 / max(1, len(self.updates.active()))
         chosen = scales if scales is not None else parts[0].scales
+        self.changing()
         self.slab.apply([(part.array, part.weight) for part in parts], parts[0].rate, chosen, share)
         self.samples += sum(part.weight for part in parts)
 
@@ -293,6 +313,7 @@ class Server:
         return {"number": self.number}
 
     def store(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        self.changing()
         self.layers.store()
         return {}
 
@@ -301,6 +322,7 @@ class Server:
         return {}
 
     def anew(self, peer: Peer, told: Mapping[str, Any]) -> dict[str, Any]:
+        self.changing()
         self.slab.anew()
         return {}
 
@@ -311,6 +333,7 @@ class Server:
         rule.clear()
         self.updates = rule
         self.gradients.clear()
+        self.rooms.clear()
         self.sums = (-1, np.zeros(0))
         for task, peer in self.peers.items():
             if peer.busy and self.requests.pop(task, None) is not None:

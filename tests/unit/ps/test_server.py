@@ -85,6 +85,28 @@ def test_a_round_is_answered_to_all_with_the_same_values(desk: Desk) -> None:
     assert np.frombuffer(desk.sent[TASKS[0]][0][64:], np.float32)[0] == -3
 
 
+@pytest.mark.parametrize(("mode", "arrays"), [("async", 1), ("sync", 3)])
+def test_it_has_as_many_arrays_as_gradients_are_under_way(mode: str, arrays: int) -> None:
+    desk = Desk(mode=mode)
+    desk.declare()
+    for number in (1, 2):
+        for task in TASKS:
+            desk.push(task, number, at=number - 1, value=float(number))
+    assert len({array.ctypes.data for array in desk.server.rooms}) == len(desk.server.rooms) == arrays
+    assert desk.server.slab.values[0] == {"async": -3 * (1 + 2), "sync": -(1 + 2)}[mode]
+
+
+def test_before_the_slab_changes_those_who_still_send_it_are_told() -> None:
+    desk = Desk()
+    desk.declare()
+    seen: list[float] = []
+    desk.server.changing = lambda: seen.append(float(desk.server.slab.values[0]))
+    desk.push(TASKS[0], 1)
+    desk.push(TASKS[1], 1)
+    desk.ask(TASKS[0], ask="anew")
+    assert seen == [0.0, -1.0, -2.0]
+
+
 def test_what_weighs_nothing_takes_part_and_changes_nothing(desk: Desk) -> None:
     """float16 that overflowed: one process would skip the step, momentum and count of steps included."""
     for task, weight in zip(TASKS, (0.0, 2.0, 0.0), strict=True):
