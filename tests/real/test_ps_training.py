@@ -414,6 +414,13 @@ def test_values_on_their_way_are_of_one_moment_though_the_slab_changes_meanwhile
         assert np.unique(slow.values).tolist() == [-3.0]
 
 
+def test_tcp_within_a_machine_is_not_sent_by_a_clock() -> None:
+    with Fleet(ps=1, workers=1, tcp=True) as fleet:
+        stream = fleet.client(0).links[0].stream
+        assert stream is not None
+        assert stream.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
+
+
 def test_a_ps_that_is_gone_is_named() -> None:
     with Fleet(ps=2, workers=1) as fleet:
         client = fleet.client(0, patience=0.3)

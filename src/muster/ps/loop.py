@@ -9,6 +9,7 @@ answered with silence for ``PENALTY`` seconds.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -313,7 +314,14 @@ class Loop:
 
 
 def tune(sock: socket.socket) -> None:
-    """No waiting for more to send; a peer whose machine is gone is noticed within about 5 s."""
+    """No waiting for more to send; a peer whose machine is gone is noticed within about 5 s.
+
+    Within one machine there is no congestion to control: what the system has for real networks (BBR) would send by a
+    clock there, and pay for its ticks.
+    """
+    if sock.getpeername()[0] == sock.getsockname()[0]:
+        with contextlib.suppress(OSError, AttributeError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 5000)):
