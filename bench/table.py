@@ -338,7 +338,7 @@ weights. Plain TF v1 is between-graph replication with device filters and a reco
 fetched each step. CPU is that of all processes of a side; bytes are those that its TCP sockets sent (Unix sockets and
 shared memory send none: what goes over them is what Muster sends over TCP). TCP and TLS are between processes of this
 machine, so that its cores pay for both ends; there Muster has its sockets use `reno`, whatever the system uses. W3
-over TCP is close to its floor: earlier code, measured twice on one day, came out at 2.04 and 1.97.
+over TCP is close to its floor: before the last savings, three runs on one day came out at 2.04, 1.97 and 1.93.
 
 Muster's own loops and T0 call their step as one operation, as `fit` does (`tf.raw_ops.StatefulPartitionedCall`), not
 as a Python function, which costs more than W1's step itself. A v1 session makes no such call.
